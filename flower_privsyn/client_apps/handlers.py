@@ -346,6 +346,7 @@ def _guarded(
         report(tally, context, node.users.cache_directory)
         return reply
     except ClientError as error:
+        logger.error("%s", error)
         return wire.error_reply(error.code, message)
     except wire.VersionError as error:
         logger.error("request refused: %s", error)
@@ -410,18 +411,16 @@ class _Node:
         try:
             found = [load_query(self.queries[name]) for name in names if name not in unknown]
         except ConfigError as error:
-            logger.error("%s", error)
-            raise ClientError(wire.ClientErrorCode.UNKNOWN_QUERY) from None
+            raise ClientError(wire.ClientErrorCode.UNKNOWN_QUERY, error) from None
         if not self.users.trains:
             unknown |= {query.name for query in found if query.trains}
         if unknown:
-            logger.error(
-                "the run asks %s, which this client app does not answer: install the server's "
-                "flower-privsyn here%s",
-                ", ".join(sorted(unknown)),
-                "" if self.users.trains else f"; {TRAINS_NOTHING}",
+            hint = "" if self.users.trains else f"; {TRAINS_NOTHING}"
+            raise ClientError(
+                wire.ClientErrorCode.UNKNOWN_QUERY,
+                f"the run asks {', '.join(sorted(unknown))}, which this client app does not "
+                f"answer: install the server's flower-privsyn here{hint}",
             )
-            raise ClientError(wire.ClientErrorCode.UNKNOWN_QUERY)
         return found
 
     def answer(self, message: Message, context: Context, name: str) -> Message:
@@ -456,7 +455,7 @@ class _Node:
         models = models_of(ask.data, guard)
         ask = wire.with_broadcast(ask, message)
         prepared = self.users.prepared(ask.data, context, guard)
-        assigned.forget()
+        assigned.cache_clear()
         try:
             ask.query.check(ask.broadcast, dimension=prepared.dimension)
         except ValueError as error:

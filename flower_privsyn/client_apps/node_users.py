@@ -5,19 +5,14 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import hashlib
-import json
-import logging
 import os
 import sqlite3
-import sys
-import threading
 import time
 import uuid
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
 
@@ -38,7 +33,6 @@ from flower_privsyn.data import Chunking, Gathered, Users, gather_configured, lo
 from flower_privsyn.data.load import COLUMNS
 from flower_privsyn.embedding import Embedder, load_embedder, load_tokenizer
 from flower_privsyn.embedding.records import RecordStore
-from flower_privsyn.environment import WORKING_DIRECTORY
 from flower_privsyn.errors import (
     ConfigError,
     DataError,
@@ -51,8 +45,6 @@ from flower_privsyn.messages import wire
 from flower_privsyn.models.trainable import TrainableModel
 from flower_privsyn.privacy import skipping
 from flower_privsyn.run_config import unfolded
-
-logger = logging.getLogger("flower_privsyn.client")
 
 _BUSY_SECONDS = 60.0
 _KEPT_SECONDS = 7 * 24 * 3600.0
@@ -77,57 +69,40 @@ def check_partition(
 
     Raises:
         ConfigError: A user is on more nodes than that. The sentence names nobody.
-        DataError: The list cannot be kept.
+        OSError: The list cannot be kept.
+        sqlite3.Error: The same.
     """
     key = run_id.to_bytes(16, "big", signed=True)
     hashes = [
         hashlib.blake2b(user.encode(), digest_size=16, key=key, person=b"privsyn-deal").digest()
         for user in user_ids
     ]
-    try:
-        path = _list_of_run(directory / "partitions", run_id)
-        with closing(sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None)) as deal:
-            # One node after the other: of two that share a user the second one sees the first.
-            deal.execute("BEGIN IMMEDIATE")
-            deal.execute(
-                "CREATE TABLE IF NOT EXISTS deal (user BLOB, node TEXT, PRIMARY KEY (user, node)) "
-                "WITHOUT ROWID"
-            )
-            deal.executemany(
-                "INSERT OR IGNORE INTO deal VALUES (?, ?)",
-                ((user, str(node_id)) for user in hashes),
-            )
-            (users, most) = deal.execute(
-                "SELECT count(*), max(nodes) FROM (SELECT count(*) AS nodes FROM deal WHERE user "
-                "IN (SELECT user FROM deal WHERE node = ?) GROUP BY user HAVING nodes > ?)",
-                (str(node_id), max_nodes),
-            ).fetchone()
-            deal.execute("COMMIT")
-    except (OSError, sqlite3.Error) as error:
-        raise DataError(
-            f"{directory / 'partitions'} cannot be written ({type(error).__name__}), so nobody can "
-            "tell on how many nodes a user is."
-        ) from None
-    if users:
-        raise ConfigError(
-            f"the app's recipe puts {users} users of this node on {most} nodes, where "
-            f"max-nodes-per-user = {max_nodes}: give every node users of its own, or set "
-            "max-nodes-per-user, for more noise."
-        )
-
-
-def _list_of_run(folder: Path, run_id: int) -> Path:
-    """The file of a run's list; a run that begins takes away those of long ago."""
-    for place in (folder.parent, folder):
-        own_folder(place)
-    path = folder / f"{run_id}.sqlite"
-    if not path.exists():
-        for old in folder.glob("*.sqlite*"):
-            with suppress(FileNotFoundError):  # a journal ends with its transaction
-                if time.time() - old.stat().st_mtime > _KEPT_SECONDS:
-                    old.unlink()
+    path = directory / "partitions" / f"{run_id}.sqlite"
+    for folder in (directory, path.parent):
+        own_folder(folder)
+    for old in path.parent.glob("*.sqlite*"):
+        with suppress(FileNotFoundError):  # a journal ends with its transaction
+            if old != path and time.time() - old.stat().st_mtime > _KEPT_SECONDS:
+                old.unlink()
     path.touch(mode=0o600)  # kept for as long as from now on
-    return path
+    with closing(sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None)) as deal:
+        # One node after the other: of two that share a user the second one sees the first.
+        deal.execute("BEGIN IMMEDIATE")
+        deal.execute("CREATE TABLE IF NOT EXISTS deal (user, node, PRIMARY KEY (user, node))")
+        rows = [(user, str(node_id)) for user in hashes]
+        deal.executemany("INSERT OR IGNORE INTO deal VALUES (?, ?)", rows)
+        (most,) = deal.execute(
+            "SELECT max(nodes) FROM (SELECT count(*) AS nodes FROM deal WHERE user IN "
+            "(SELECT user FROM deal WHERE node = ?) GROUP BY user)",
+            (str(node_id),),
+        ).fetchone()
+        deal.execute("COMMIT")
+    if most is not None and most > max_nodes:
+        raise ConfigError(
+            f"the app's recipe puts a user on {most} nodes, where max-nodes-per-user = "
+            f"{max_nodes}: give every node users of its own, or set max-nodes-per-user, for more "
+            "noise."
+        )
 
 
 #: Flower draws run ids from 64 bits, so a smaller one was written down by somebody (a test, a
@@ -186,7 +161,12 @@ def users_of_node(context: Context, *, labels: bool = True, sample: Path | None 
             load_configured(own, run, labels=labels, strict=True)
     if "data" in own or "num-partitions" not in own:
         return load_configured(own, run, labels=labels)
-    return assigned.read(context.run_id, own, run, labels=labels)
+    if context.run_id < DRAWN_RUN_IDS:
+        assigned.cache_clear()
+    settings = ((key, str(own.get(key) or run.get(key) or "")) for key in ("data", *COLUMNS))
+    directory = os.environ.get(environment.WORKING_DIRECTORY, "")
+    everybody = assigned(context.run_id, directory, labels, *settings)
+    return everybody.users(int(own["partition-id"]), int(own["num-partitions"]))
 
 
 def users_by(load: Callable[[Context], Users], context: Context) -> Users:
@@ -229,63 +209,26 @@ def _refuse_names_of(run: Mapping[str, Any], own: Mapping[str, Any]) -> None:
         )
 
 
-class _AssignedUsers:
-    """What the users of a simulation are assigned to nodes from, read as seldom as possible.
+@lru_cache(maxsize=1)
+def assigned(run_id: int, directory: str, labels: bool, *named: tuple[str, str]) -> Gathered:  # noqa: ARG001
+    """What the users of a simulation are assigned to nodes from, read once for several nodes.
 
     A process prepares several nodes one after the other, and reading the file takes longer than
-    all else once the records are on the disk. What was read last is kept until a question comes.
+    all else once the records are on the disk. What was read is kept until a question comes.
+
+    Args:
+        run_id: as Flower drew it.
+        directory: where the command was typed, for `data` is relative to it.
+        labels: whether classes are read too.
+        named: `data` and the columns, by their keys.
     """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._last: tuple[tuple[object, ...], Gathered] | None = None
-
-    def read(
-        self, run_id: int, own: Mapping[str, Any], run: Mapping[str, Any], *, labels: bool
-    ) -> Users:
-        """The users of a node.
-
-        Args:
-            run_id: As Flower drew it.
-            own: The node's configuration.
-            run: The run's.
-            labels: Whether classes are read too.
-        """
-        node, nodes = (int(own[key]) for key in ("partition-id", "num-partitions"))
-        names = [
-            next(filter(None, (str(one.get(key, "")) for one in (own, run))), "")
-            for key in ("data", *COLUMNS)
-        ]
-        key = (run_id, os.environ.get(WORKING_DIRECTORY, ""), labels, *names)
-        with self._lock:
-            if run_id < DRAWN_RUN_IDS or self._last is None or self._last[0] != key:
-                self._last = None  # never two of them in memory
-                self._last = key, gather_configured(own, run, labels=labels)
-            return self._last[1].users(node, nodes)
-
-    def forget(self) -> None:
-        """Give up the memory."""
-        with self._lock:
-            self._last = None
-
-
-assigned = _AssignedUsers()
+    return gather_configured(dict(named), labels=labels)
 
 
 #: A recipe: from the node's context to the users it hosts.
 UserLoader = Callable[[Context], Users]
 #: From a model name and a precision to an embedder.
 EmbedderLoader = Callable[[str, str], Embedder]
-
-#: Memory of one process for users kept between messages, so that a round costs only the vote.
-_KEPT_BYTES = 4 * 2**30
-#: Runs whose users are kept: two may be under way at once.
-_MOST_RUNS = 2
-#: ClientApps of other processes whose users are kept: a process of a simulation meets one.
-_MOST_ARRIVED = 4
-#: Embedders that are kept: a server says which, run after run, and a node lives for months.
-_MOST_EMBEDDERS = 2
-_ID_BYTES = 57  # of a text object and its place in a tuple, beside its characters
 
 TRAINS_NOTHING: Final = (
     "this client app trains no models: serve flower_privsyn.client_apps.training:app, or in your "
@@ -310,10 +253,10 @@ class Trainer(Protocol):
 
 
 class ClientError(Exception):
-    """Carries a fixed code out of a handler; never text."""
+    """Carries a fixed code out of a handler, and a sentence of ours for the node's own log."""
 
-    def __init__(self, code: wire.ClientErrorCode) -> None:
-        super().__init__(code.name)
+    def __init__(self, code: wire.ClientErrorCode, said: object) -> None:
+        super().__init__(str(said))
         self.code = code
 
 
@@ -337,11 +280,6 @@ class Prepared:
     user_ids: tuple[str, ...]
     fingerprint: str
     dimension: int
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of this process's own memory; what is mapped from the disk is shared."""
-        return self.records.nbytes + sum(_ID_BYTES + len(user) for user in self.user_ids)
 
 
 class NodeUsers:
@@ -369,14 +307,15 @@ class NodeUsers:
         self._cache_directory = cache_directory
         self._trainer = trainer
         self._name = uuid.uuid4().hex
-        self._embedders: OrderedDict[tuple[str, str, str], Embedder] = OrderedDict()
-        self._kept: OrderedDict[int, dict[tuple[object, ...], Prepared]] = OrderedDict()  # by run
-        self._bytes = 0
-        self._lock = threading.Lock()
-        self._loading = threading.Lock()
+        self._run: int | None = None
+        self._kept: dict[tuple[object, ...], Prepared] = {}  # of that run
+        # Files are replaced under one name, and what was loaded of the old ones has their digest.
+        self._embedder = lru_cache(maxsize=1)(
+            lambda name, precision, digest: load_embedder(name, precision)  # noqa: ARG005
+        )
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Travel to another process without locks, models or private records."""
+        """Travel to another process without models or private records."""
         given = (self._load, self._load_embedder, self._cache_directory, self._trainer)
         return _arrived, (self._name, given)
 
@@ -415,11 +354,8 @@ class NodeUsers:
                 user_ids=user_ids,
                 max_nodes=data.max_nodes_per_user,
             )
-        except (ConfigError, DataError) as error:
-            logger.error("%s", error)
-            several = isinstance(error, ConfigError)
-            code = wire.ClientErrorCode
-            raise ClientError(code.USER_ON_SEVERAL_NODES if several else code.INTERNAL) from None
+        except ConfigError as error:
+            raise ClientError(wire.ClientErrorCode.USER_ON_SEVERAL_NODES, error) from None
 
     def prepared(
         self,
@@ -429,66 +365,47 @@ class NodeUsers:
         *,
         begins: bool = False,
     ) -> Prepared:
-        """The users of a node, ready to be asked about.
+        """The node's users, in memory between the messages of one run.
 
         Args:
-            request: how their text becomes records.
-            context: of the node.
-            guard: which models may be named.
-            begins: whether a run begins with it, so that an earlier one of a number that somebody
-                wrote down is over, and what was read for it may have changed.
+            request: how records are made.
+            context: of the message.
+            guard: the owner's word. The owner's data set and digests count: the policy may be
+                edited during a run, and then other people are read anew.
+            begins: whether a run begins, so that nothing that was read before counts.
 
         Raises:
             ClientError: text or model cannot be had; the node's log says why.
             NotAllowedError: the owner does not allow the model.
         """
-        digests = models_of(request, guard)
-        # The policy may be edited during a run: other people are read anew, and another model's
-        # files compared.
-        owner = (guard.dataset, *digests)
         key = (
             context.node_id,
-            tuple(sorted((k, v) for k, v in context.node_config.items())),
-            # A run id that somebody wrote down comes again, with other settings.
-            tuple(sorted((k, v) for k, v in context.run_config.items())),
             request,
-            owner,
+            *sorted(context.node_config.items()),
+            guard.dataset,
+            *models_of(request, guard),
         )
-        with self._lock:
-            kept = self._kept.get(context.run_id, {}).get(key)
-            again = begins and context.run_id < DRAWN_RUN_IDS
-            if kept is not None and not again:
-                return kept
-        prepared = self._prepare(request, context, guard, owner)
-        with self._lock:
-            self._keep(context.run_id, key, prepared)
-        return prepared
-
-    def _keep(self, run_id: int, key: tuple[object, ...], prepared: Prepared) -> None:
-        """Keep what was made for a node, and let go of the first ones where memory is short.
-
-        A node answers one run after another for months, and what is kept refers to its model: what
-        was made for runs before the last two goes.
-        """
-        of_run = self._kept.setdefault(run_id, {})
-        self._kept.move_to_end(run_id)
-        if key in of_run:
-            self._bytes -= of_run.pop(key).nbytes
-        of_run[key] = prepared
-        self._bytes += prepared.nbytes
-        while len(self._kept) > _MOST_RUNS or (len(self._kept) > 1 and self._bytes > _KEPT_BYTES):
-            _, others = self._kept.popitem(last=False)
-            self._bytes -= sum(one.nbytes for one in others.values())
-        while self._bytes > _KEPT_BYTES and len(of_run) > 1:
-            self._bytes -= of_run.pop(next(iter(of_run))).nbytes
+        if self._run != context.run_id:
+            self._run, self._kept = context.run_id, {}
+        if begins or key not in self._kept:
+            self._kept[key] = self._prepare(request, context, guard, key)
+        return self._kept[key]
 
     def _prepare(
-        self, request: wire.DataRequest, context: Context, guard: NodeGuard, owner: Sequence[str]
+        self,
+        request: wire.DataRequest,
+        context: Context,
+        guard: NodeGuard,
+        key: tuple[object, ...],
     ) -> Prepared:
-        ticket = self._ticket(request, context, owner)
+        # Names what a run asked this node for, in every process of the node: a run has one app.
+        ticket = ""
+        if request.reads == "embeddings" and context.run_id >= DRAWN_RUN_IDS:
+            values = repr((context.run_id, key)).encode()
+            ticket = hashlib.blake2b(values, digest_size=16).hexdigest()
         try:
-            store = None if ticket is None else self._store
-            stored = None if ticket is None or store is None else store.recall(ticket)
+            store = self._store if ticket else None
+            stored = None if store is None else store.recall(ticket)
             if stored is not None:
                 # Neither text nor model has been read.
                 return Prepared(
@@ -501,20 +418,21 @@ class NodeUsers:
         except NotAllowedError:
             raise
         except PrivsynError as error:
-            logger.error("%s", error)
-            raise ClientError(wire.ClientErrorCode.EMBEDDER_UNAVAILABLE) from None
+            raise ClientError(wire.ClientErrorCode.EMBEDDER_UNAVAILABLE, error) from None
         try:
             chunking = request.chunking
             users = chunking.asked(self._users(context, chunking))
             self._check_partition(users.user_ids, request, context)
-            records = self._read(source, users, chunking, ticket)
+            samples = chunking.samples(users, tokenizer=source.tokenizer)
+            records = source.read(samples, users.user_ids)
         except ModelError as error:
-            logger.error("%s", error)
-            raise ClientError(wire.ClientErrorCode.EMBEDDER_UNAVAILABLE) from None
+            raise ClientError(wire.ClientErrorCode.EMBEDDER_UNAVAILABLE, error) from None
         except (DataError, ConfigError) as error:
             # Our own sentences name files, lines and keys, never text.
-            logger.error("%s", error)
-            raise ClientError(wire.ClientErrorCode.DATA_UNAVAILABLE) from None
+            raise ClientError(wire.ClientErrorCode.DATA_UNAVAILABLE, error) from None
+        if store is not None and isinstance(records, FixedRecords) and records.key:
+            with suppress(DataError):  # else every process reads the text once
+                store.remember(ticket, records.key)
         return Prepared(
             records=records,
             user_ids=tuple(users.user_ids),
@@ -528,56 +446,10 @@ class NodeUsers:
             return users_of_node(context, labels=bool(chunking.classes))
         return users_by(self._load, context)
 
-    def _read(
-        self, source: RecordSource, users: Users, chunking: Chunking, ticket: str | None
-    ) -> Records:
-        """The users' records: from the store where they are, else made and put there."""
-        if not isinstance(source, EmbeddingSource) or source.store is None:
-            samples = chunking.samples(users, tokenizer=source.tokenizer)
-            return source.read(samples, users.user_ids)
-        key = source.key(users, chunking)
-        records = source.find(key)
-        if records is None:
-            samples = chunking.samples(users, tokenizer=source.tokenizer)
-            records = source.keep(key, source.read(samples, users.user_ids), users.user_ids)
-        if ticket is not None and records.mapped:
-            try:
-                source.store.remember(ticket, key)
-            except DataError as error:
-                logger.warning("%s Every process reads the text once.", error)
-        return records
-
     @cached_property
     def _store(self) -> RecordStore | None:
         """The node's record store, opened once in a process."""
         return open_store(self.cache_directory)
-
-    def _ticket(
-        self, request: wire.DataRequest, context: Context, owner: Sequence[str]
-    ) -> str | None:
-        """Names what this run asked this node for, in every process of the node.
-
-        A digest of the run's values and the owner's. None where nothing is stored, which is all but
-        embeddings, and where the values do not settle whose text it is: for run ids that are used
-        again, and for recipes that no import finds.
-        """
-        recipe, embedder = _importable(self._load), _importable(self._load_embedder)
-        if recipe is None or embedder is None:
-            return None
-        if request.reads != "embeddings" or context.run_id < DRAWN_RUN_IDS:
-            return None
-        values = [
-            context.run_id,
-            context.node_id,
-            sorted(context.node_config.items()),
-            sorted(context.run_config.items()),
-            os.environ.get(environment.WORKING_DIRECTORY, ""),
-            recipe,
-            embedder,
-            asdict(request),
-            *owner,
-        ]
-        return digest(json.dumps(values, default=str).encode())
 
     def _source(self, request: wire.DataRequest, guard: NodeGuard) -> RecordSource:
         if request.reads == "text":
@@ -587,9 +459,8 @@ class NodeUsers:
                 raise wire.WireError(TRAINS_NOTHING)
             name = guard.check_files("trained", request.trains.name)
             trains = replace(request.trains, name=name)
-            if not request.conditioned:
-                return self._trainer.source(trains)
-            return self._trainer.source(trains, embeddings=self._embeddings(request, guard))
+            embeddings = self._embeddings(request, guard) if request.conditioned else None
+            return self._trainer.source(trains, embeddings=embeddings)
         if request.reads == "tokens":
             name = guard.check_files(_kind_of(request, guard), request.embedding_model)
             tokenizer, fingerprint = load_tokenizer(located(name))
@@ -599,16 +470,8 @@ class NodeUsers:
     def _embeddings(self, request: wire.DataRequest, guard: NodeGuard) -> EmbeddingSource:
         """The embedding model of a request, loaded once, with the node's cache and store."""
         name = guard.check_files("embedding", request.embedding_model)
-        # Files are replaced under one name, and what was loaded of the old ones has their digest.
-        digest_of_files = guard.check_model("embedding", request.embedding_model)
-        key = (name, request.embedding_precision, digest_of_files)
-        with self._loading:
-            embedder = self._embedders.pop(key, None)
-            if embedder is None:
-                embedder = self._load_embedder(name, request.embedding_precision)
-            self._embedders[key] = embedder  # the last, where it was
-            if len(self._embedders) > _MOST_EMBEDDERS:
-                self._embedders.popitem(last=False)
+        digest = guard.check_model("embedding", request.embedding_model)
+        embedder = self._embedder(name, request.embedding_precision, digest)
         return EmbeddingSource(embedder, self._store)
 
 
@@ -628,11 +491,6 @@ def models_of(request: wire.DataRequest, guard: NodeGuard) -> tuple[str, ...]:
     return (guard.check_model(_kind_of(request, guard), request.embedding_model),)
 
 
-def digest(data: bytes) -> str:
-    """What names public values in the node's account and in its store."""
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
-
-
 def _kind_of(request: wire.DataRequest, guard: NodeGuard) -> Literal["embedding", "trained"]:
     """As what the owner must allow a request's model; a tokenizer alone, as either."""
     if request.reads == "tokens" and guard.trains(request.embedding_model):
@@ -640,28 +498,12 @@ def _kind_of(request: wire.DataRequest, guard: NodeGuard) -> Literal["embedding"
     return "embedding"
 
 
-def _importable(function: Callable[..., object]) -> str | None:
-    """Where a function can be imported from; None for one that carries values of its own."""
-    module, name = (getattr(function, key, None) for key in ("__module__", "__qualname__"))
-    if not module or not name or "<" in name or "." in name:
-        return None
-    # A name may be borrowed, as by functools.wraps.
-    if getattr(sys.modules.get(module), name, None) is not function:
-        return None
-    return f"{module}:{name}"
-
-
-#: What has come from other processes, the latest last.
-_ARRIVED: Final[OrderedDict[str, NodeUsers]] = OrderedDict()
-_ARRIVING: Final = threading.Lock()
+#: What has come from other processes; a process of a simulation meets one.
+_ARRIVED: Final[dict[str, NodeUsers]] = {}
 
 
 def _arrived(name: str, given: tuple[Any, ...]) -> NodeUsers:
     """What came with an earlier message, or else a new one."""
-    with _ARRIVING:
-        found = _ARRIVED.pop(name, None) or NodeUsers(*given)
-        found._name = name  # that of its first process, should it travel on
-        _ARRIVED[name] = found
-        while len(_ARRIVED) > _MOST_ARRIVED:
-            _ARRIVED.popitem(last=False)
+    found = _ARRIVED.setdefault(name, NodeUsers(*given))
+    found._name = name  # that of its first process, should it travel on
     return found

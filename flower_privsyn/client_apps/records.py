@@ -6,18 +6,17 @@ and text are made from the node's own file by every process that needs them.
 
 from __future__ import annotations
 
+import itertools
 import logging
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from flower_privsyn.data import Chunking, Samples, Users
+from flower_privsyn.data import Samples
 from flower_privsyn.data.chunking import token_ids
 from flower_privsyn.embedding import Embedder
 from flower_privsyn.embedding.batch_invariance import require_batch_invariance
@@ -39,16 +38,12 @@ from flower_privsyn.queries.query import public_cohorts, public_embedding
 
 logger = logging.getLogger("flower_privsyn.client")
 
-#: Mapped records that a process copies at a time: 32 MiB.
-_PART_BYTES = 2**25
+#: Users whose records a process copies at a time.
+_PART_USERS = 2048
 
 
 class Records(Protocol):
     """A node's users as they are kept between messages, ready to be asked about."""
-
-    @property
-    def nbytes(self) -> int:
-        """How much memory they take."""
 
     @property
     def public_cohorts(self) -> tuple[Cohort, ...]:
@@ -104,29 +99,13 @@ class FixedRecords:
 
     Attributes:
         cohort: all users of the node.
-        on_disk: where they are mapped from, in pages that all processes share; None for memory.
+        key: their name in the store, where they are mapped from; "" for this process's memory.
         example: a public record, where a record is no embedding.
     """
 
     cohort: Cohort
-    on_disk: StoredRecords | None = None
+    key: str = ""
     example: str | npt.NDArray[np.int64] | None = None
-
-    @property
-    def mapped(self) -> bool:
-        """Whether they lie on the disk."""
-        return self.on_disk is not None
-
-    @cached_property
-    def nbytes(self) -> int:
-        """Bytes of this process's own memory."""
-        arrays = [self.cohort.records, self.cohort.owners]
-        if self.cohort.labels is not None:
-            arrays.append(self.cohort.labels)
-        own = sum(a.nbytes for a in arrays if a.flags.owndata or not self.mapped)
-        if self.cohort.records.dtype == np.object_:
-            own += sum(map(sys.getsizeof, self.cohort.records))
-        return own
 
     @property
     def public_cohorts(self) -> tuple[Cohort, ...]:
@@ -141,36 +120,19 @@ class FixedRecords:
         ask: wire.Ask,  # noqa: ARG002 (the same whatever is asked)
         chosen: npt.NDArray[np.bool_],
     ) -> Iterator[Cohort]:
-        """The records of the users who take part; what is mapped, a part at a time.
+        """The records of the users who take part, of `_PART_USERS` at a time.
 
-        So that a process copies `_PART_BYTES` of them however many users a node has.
+        So that a process copies the mapped records of few of them however many a node has.
         """
-        if self.on_disk is None:
-            yield self.cohort.select(chosen)
-            return
-        row_bytes = self.cohort.records.shape[1] * self.cohort.records.itemsize
-        for users in _parts(self.cohort, chosen, most=max(1, _PART_BYTES // max(1, row_bytes))):
-            yield self.cohort.between(users.start, users.stop).select(chosen[users])
+        parts = self.cohort.blocks(_PART_USERS)
+        for start, part in zip(itertools.count(step=_PART_USERS), parts, strict=False):
+            yield part.select(chosen[start : start + _PART_USERS])
 
     @classmethod
-    def stored(cls, stored: StoredRecords) -> FixedRecords:
+    def stored(cls, stored: StoredRecords, key: str = "") -> FixedRecords:
         """From the disk."""
         cohort = Cohort(stored.records, stored.owners, len(stored.user_ids), stored.labels)
-        return cls(cohort, stored)
-
-
-def _parts(cohort: Cohort, chosen: npt.NDArray[np.bool_], *, most: int) -> Iterator[slice]:
-    """Consecutive users, whole, with not many more records in each part than `most`.
-
-    Args:
-        cohort: all of them.
-        chosen: (num_users,) whose records count.
-        most: records; a part may have as many more as one user has.
-    """
-    records = np.bincount(cohort.owners, minlength=cohort.num_users) * chosen
-    part = (np.cumsum(records) - records) // most  # (num_users,), nondecreasing
-    first = [0, *(np.flatnonzero(np.diff(part)) + 1).tolist()]
-    yield from map(slice, first, [*first[1:], cohort.num_users])
+        return cls(cohort, key)
 
 
 def open_store(directory: Path) -> RecordStore | None:
@@ -217,52 +179,21 @@ class EmbeddingSource:
         """The model's."""
         return self.embedder.tokenizer
 
-    def key(self, users: Users, chunking: Chunking) -> str:
-        """The name of the users' records in the store.
-
-        Args:
-            users: those asked, so that what is left out is not in the key.
-            chunking: how their documents are cut.
-        """
-        here = machine_digest(device_of(self.embedder))
-        settings: tuple[object, ...] = (
-            chunking.max_tokens, chunking.max_samples or 0, chunking.seed, self.dimension, here
-        )  # fmt: skip
-        if chunking.classes:
-            settings = (*settings, chunking.classes, users.labels)
-        return content_key(self.fingerprint, settings, users.user_ids, users.owners, users.texts)
-
-    def find(self, key: str) -> FixedRecords | None:
-        """Records that any process of the node has made before."""
-        stored = None if self.store is None else self.store.find(key)
-        return None if stored is None else FixedRecords.stored(stored)
-
-    def keep(self, key: str, records: FixedRecords, user_ids: Sequence[str]) -> FixedRecords:
-        """Put records on the disk and give up the memory; as they are where that fails."""
-        if self.store is None:
-            return records
-        try:
-            given = StoredRecords(
-                records=records.cohort.records,
-                owners=records.cohort.owners,
-                labels=records.cohort.labels,
-                user_ids=tuple(user_ids),
-                fingerprint=self.fingerprint,
-            )
-            stored = self.store.put(key, given)
-        except DataError as error:
-            logger.warning("%s They stay in the memory of this process.", error)
-            return records
-        return FixedRecords.stored(stored)
-
     def read(self, samples: Samples, user_ids: Sequence[str]) -> FixedRecords:
-        """Embed samples, each distinct text once.
+        """Embed samples, each distinct text once, or find what any process has made of them before.
 
-        A sample without an embedding, or with one that is not finite, is left out.
+        A sample without an embedding, or with one that is not finite, is left out. Where the store
+        cannot be written, records stay in the memory of this process.
 
         Raises:
             ModelError: On this machine the embedder's vectors depend on what else is embedded.
         """
+        labels = [] if samples.labels is None else samples.labels.tolist()
+        made_by = [machine_digest(device_of(self.embedder)), self.dimension, labels]
+        key = content_key(self.fingerprint, made_by, user_ids, samples.owners, samples.texts)
+        stored = None if self.store is None else self.store.find(key)
+        if stored is not None:
+            return FixedRecords.stored(stored, key)
         # Of fewer texts nothing is lost with a killed process: what is made of them is kept.
         records = self._embedded(samples.texts, self.store if len(samples) > BLOCK else None)
         usable = np.asarray(np.isfinite(records).all(axis=1))  # (n,)
@@ -271,7 +202,20 @@ class EmbeddingSource:
             unusable = np.unique(samples.owners[~usable]).tolist()
             skipping.note((user_ids[user] for user in unusable), records=int((~usable).sum()))
             cohort = cohort.rows(usable)
-        return FixedRecords(cohort)
+        if self.store is None:
+            return FixedRecords(cohort)
+        given = StoredRecords(
+            records=cohort.records,
+            owners=cohort.owners,
+            labels=cohort.labels,
+            user_ids=tuple(user_ids),
+            fingerprint=self.fingerprint,
+        )
+        try:
+            return FixedRecords.stored(self.store.put(key, given), key)
+        except DataError as error:
+            logger.warning("%s They stay in the memory of this process.", error)
+            return FixedRecords(cohort)
 
     def vectors(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
         """Embed texts, each distinct one once in the life of the store; (n, dimension).

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import sys
 import threading
 from array import array
 from collections import OrderedDict
@@ -236,13 +235,6 @@ class _Tokens:
     user_ids: tuple[str, ...]
     embeddings: tuple[npt.NDArray[np.float32], ...] | None = None
     ends: tuple[npt.NDArray[np.bool_], ...] | None = None
-
-    @property
-    def nbytes(self) -> int:
-        """Of the tokens, the embeddings and the ends."""
-        tokens = sum(sys.getsizeof(sample) for own in self.samples for sample in own)
-        beside = (*(self.embeddings or ()), *(self.ends or ()))
-        return tokens + sum(rows.nbytes for rows in beside)
 
     @property
     def public_cohorts(self) -> tuple[Cohort, ...]:

@@ -140,20 +140,6 @@ class TestTickets:
             prepare(app, where)
         assert self.tickets(cache) == 5
 
-    def test_of_another_recipe_or_model(self, population: Path, tmp_path: Path) -> None:
-        cache = tmp_path / "cache"
-        rosters = []
-        for load, embedder in (
-            (users_of_node, hash_embedder),
-            (other_users, hash_embedder),
-            (users_of_node, other_embedder),
-        ):
-            app = create_client_app(load, embedder=embedder, cache_directory=cache)
-            roster = wire.unpack_roster(prepare(app, context(population)))
-            rosters.append((roster.num_users, roster.dimension))
-        assert rosters == [(10, 32), (1, 32), (10, 16)]
-        assert self.tickets(cache) == 3
-
     @pytest.mark.parametrize("same_process", [False, True])
     def test_of_another_request(self, population: Path, tmp_path: Path, same_process: bool) -> None:
         cache = tmp_path / "cache"
@@ -170,21 +156,7 @@ class TestTickets:
         assert 8 < sizes[1] < 32
         assert self.tickets(cache) == 2
 
-    def test_not_for_a_recipe_with_values_of_its_own(self, tmp_path: Path) -> None:
-        """Two closures look alike from outside."""
-        heads = []
-        for number in (2, 3):
-            users = Users.from_rows([(f"u{n}", "court tax") for n in range(number)])
-            app = create_client_app(
-                lambda where, users=users: users,
-                embedder=hash_embedder,
-                cache_directory=tmp_path,
-            )
-            heads.append(wire.unpack_roster(prepare(app, context(tmp_path))).num_users)
-        assert heads == [2, 3]
-        assert self.tickets(tmp_path) == 0
-
-    def test_nor_kept_in_memory_for_what_a_file_was(self, population: Path, tmp_path: Path) -> None:
+    def test_not_kept_in_memory_for_what_a_file_was(self, population: Path, tmp_path: Path) -> None:
         """Who was taken out of it between two runs of one number is in the first alone."""
         app = create_client_app(embedder=hash_embedder, cache_directory=tmp_path / "cache")
         where = context(population, nodes=1, run=1)
@@ -204,13 +176,13 @@ class TestTickets:
 
 
 class TestMemory:
-    def test_mapped_records_are_looked_at_a_part_at_a_time(
+    def test_records_are_looked_at_a_part_at_a_time(
         self, population: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         where = context(population, nodes=1)
         app = create_client_app(embedder=hash_embedder, cache_directory=tmp_path)
         wanted = [answer(app, where, sampling) for sampling in (None, PoissonSampling(0.5))]
-        monkeypatch.setattr(records, "_PART_BYTES", 10 * 4 * HashEmbedder().dimension)
+        monkeypatch.setattr(records, "_PART_USERS", 7)
         again = [answer(app, where, sampling) for sampling in (None, PoissonSampling(0.5))]
         for one, other in zip(wanted, again, strict=True):
             np.testing.assert_array_equal(one.total, other.total)
