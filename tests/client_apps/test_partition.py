@@ -58,8 +58,8 @@ def test_a_user_on_two_nodes_is_refused(
     assert replies[2].error.code == wire.ClientErrorCode.USER_ON_SEVERAL_NODES
     assert wire.unexpected_records(replies[2]) == []
     assert caplog.messages == [
-        "the app's recipe puts a user on 2 nodes, where max-nodes-per-user = 1: give every node users "
-        "of its own, or set max-nodes-per-user, for more noise."
+        "the app's recipe puts a user on 2 nodes, where max-nodes-per-user = 1: give every node "
+        "users of its own, or set max-nodes-per-user, for more noise."
     ]
     # Another process of the node, and the same node again, find what was noted.
     assert prepare(where(3)).has_error()
