@@ -46,8 +46,6 @@ class Charge:
         server: Name the owner gives the server; "" where none is given.
         run: Flower's number of the run.
         node: Flower's number of the node.
-        partition: (partition-id, num-partitions) where the node holds this part of a data set that
-            is dealt to several; None where it holds all of it.
         spec: What the round releases, as the server states it: the round is 1-based, the
             sensitivity at least `clip_norm`, the sampling that of this node's users, and the
             relation the one that the run claims, which the account does not use.
@@ -63,7 +61,6 @@ class Charge:
     server: str
     run: int
     node: int
-    partition: tuple[int, int] | None
     spec: InstanceOf[ReleaseSpec]
     num_rounds: int
     clip_norm: float
@@ -140,10 +137,7 @@ def release_of(group: Sequence[Charge], relation: NeighboringRelation) -> Releas
     if correlation is not None:
         multiplier = correlation.noise_multiplier(multiplier)
         sampling = FullParticipation()
-    elif _copies(group) > 1 or any(
-        (charge.spec.sampling, charge.spec.max_nodes_per_user) != (sampling, nodes)
-        for charge in group
-    ):
+    elif len(group) > 1:
         # Coins flipped on their own in several answers are no coin of one answer.
         sampling = FullParticipation()
     return planned_release(
@@ -157,23 +151,15 @@ def release_of(group: Sequence[Charge], relation: NeighboringRelation) -> Releas
 def _multiplier(asked: Sequence[Charge]) -> float:
     """The noise of one round over what one user can move in all of its answers together."""
     multiplier = min(charge.spec.mechanism.noise_multiplier for charge in asked)
-    copies = _copies(asked)
-    if copies > 1:
+    if len(asked) > 1:
         deviation = min(charge.spec.mechanism.standard_deviation for charge in asked)
         # What is asked twice here is asked twice on the user's other nodes too, whose accounts
         # are kept elsewhere.
         nodes = max(charge.spec.max_nodes_per_user for charge in asked)
-        here = max(Counter((charge.node, charge.partition) for charge in asked).values())
-        most = max(copies, nodes * here) * max(charge.clip_norm for charge in asked)
+        here = max(Counter(charge.node for charge in asked).values())
+        most = max(len(asked), nodes * here) * max(charge.clip_norm for charge in asked)
         multiplier = min(multiplier, deviation / most)
     return multiplier
-
-
-def _copies(asked: Sequence[Charge]) -> int:
-    """In how many answers of one round a user can be; parts of one deal share no user."""
-    parts = Counter(charge.partition for charge in asked)
-    deals = {None if part is None else part[1] for part in parts}
-    return max(parts.values()) if None not in deals and len(deals) == 1 else len(asked)
 
 
 _VERSION = 3

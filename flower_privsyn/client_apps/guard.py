@@ -67,7 +67,7 @@ class NodeGuard:
     """What one node may answer.
 
     In a simulation, where all nodes are dealt from one person's file, there is no owner to ask and
-    no account is kept, unless a policy is named. Everywhere else both are always there.
+    no account is kept. Everywhere else both are always there.
 
     Args:
         policy: What the owner allows; None for everything, without an account.
@@ -102,7 +102,7 @@ class NodeGuard:
         Raises:
             ConfigError: The policy cannot be used; the node then answers nothing.
         """
-        if in_simulation() and named_policy(node_config) is None:
+        if in_simulation():
             return cls(None, node_config)
         policy = find_policy(node_config)
         guard = cls(policy, node_config)
@@ -289,27 +289,16 @@ class NodeGuard:
         )
         self.ledger.account().check(charge, policy)
 
-    def charge(self, charge: Charge, *, begun: NodeGuard | None = None) -> None:
+    def charge(self, charge: Charge) -> None:
         """Charge an answer; it may leave once this returns.
 
         Args:
             charge: The answer.
-            begun: The guard under which it was made; None where that is this one. Where the owner
-                has edited the policy since, the question is checked again.
 
         Raises:
-            NotAllowedError: The owner's limit would be passed, or the policy that was edited does
-                not allow the question, or names another data set than the answer was made of.
+            NotAllowedError: The owner's limit would be passed.
             LedgerError: The account cannot be written.
         """
-        if begun is not None and begun._policy != self._policy:
-            if begun.dataset != self.dataset:
-                raise NotAllowedError(
-                    f"The answer to {charge.spec.query} was made of data set "
-                    f'"{begun.dataset}"; by now the owner has it charged to "{self.dataset}", '
-                    "so it does not leave."
-                )
-            self.check(charge)
         if self._policy is not None and self.ledger is not None:
             self.ledger.charge(charge, self._policy)
 
@@ -320,22 +309,17 @@ def policy_file() -> Path:
     return folder / "flower-privsyn" / "node-policy.toml"
 
 
-def named_policy(node_config: Mapping[str, Any]) -> Path | None:
-    """The policy file that the node's configuration (`policy`) or PRIVSYN_NODE_POLICY names."""
-    named = str(node_config.get("policy", "") or os.environ.get(NODE_POLICY, ""))
-    return user_path(named) if named else None
-
-
 def find_policy(node_config: Mapping[str, Any]) -> NodePolicy:
     """The policy in force: the named file, else the one in the default place, else the defaults.
+
+    `policy` of the node's configuration names it, or PRIVSYN_NODE_POLICY.
 
     Raises:
         ConfigError: A file that is named is missing, or a file cannot be used.
     """
-    path = named_policy(node_config)
-    if path is None and policy_file().exists():
-        path = policy_file()
-    return NodePolicy() if path is None else NodePolicy.read(path)
+    named = str(node_config.get("policy", "") or os.environ.get(NODE_POLICY, ""))
+    path = user_path(named) if named else policy_file()
+    return NodePolicy.read(path) if named or path.exists() else NodePolicy()
 
 
 def dataset_name(node_config: Mapping[str, Any], policy: NodePolicy) -> str:
@@ -382,14 +366,10 @@ def guard_of(context: Context) -> NodeGuard:
 
 def charge_of(ask: wire.Ask, context: Context, guard: NodeGuard) -> Charge:
     """What an answer is charged as in the node's own account."""
-    config = context.node_config
-    # Outside a simulation, whether a recipe deals its users, only its author knows.
-    parts = in_simulation() and "partition-id" in config and "num-partitions" in config
     return Charge(
         server=guard.server,
         run=context.run_id,
         node=context.node_id,
-        partition=(int(config["partition-id"]), int(config["num-partitions"])) if parts else None,
         spec=ask.release,
         num_rounds=ask.num_rounds,
         clip_norm=ask.query.clip_norm,

@@ -26,7 +26,7 @@ from flwr.clientapp import ClientApp
 
 from flower_privsyn import environment
 from flower_privsyn.client_apps.guard import charge_of, guard_of, in_simulation
-from flower_privsyn.client_apps.known import KnownQuery, known_queries, load_query
+from flower_privsyn.client_apps.known import known_queries
 from flower_privsyn.client_apps.node_users import (
     TRAINS_NOTHING,
     ClientError,
@@ -36,7 +36,6 @@ from flower_privsyn.client_apps.node_users import (
     UserLoader,
     assigned,
     default_embedder,
-    models_of,
     users_of_node,
 )
 from flower_privsyn.client_apps.records import Records
@@ -378,7 +377,7 @@ class _Node:
         queries: what they can be asked, by name.
     """
 
-    def __init__(self, users: NodeUsers, queries: Mapping[str, KnownQuery]) -> None:
+    def __init__(self, users: NodeUsers, queries: Mapping[str, type[Query]]) -> None:
         self.users = users
         self.queries = queries
         # What asks under secure aggregation is not named by the type of the message.
@@ -408,10 +407,7 @@ class _Node:
     def _asked(self, names: Sequence[str]) -> list[type[Query]]:
         """The questions of these names; updates of models are asked for where the app trains."""
         unknown = {name for name in names if name not in self.queries}
-        try:
-            found = [load_query(self.queries[name]) for name in names if name not in unknown]
-        except ConfigError as error:
-            raise ClientError(wire.ClientErrorCode.UNKNOWN_QUERY, error) from None
+        found = [self.queries[name] for name in names if name not in unknown]
         if not self.users.trains:
             unknown |= {query.name for query in found if query.trains}
         if unknown:
@@ -452,7 +448,6 @@ class _Node:
         guard.check_classes(ask.data.classes)
         charge = charge_of(ask, context, guard)
         guard.check(charge)
-        models = models_of(ask.data, guard)
         ask = wire.with_broadcast(ask, message)
         prepared = self.users.prepared(ask.data, context, guard)
         assigned.cache_clear()
@@ -463,15 +458,8 @@ class _Node:
         chosen = chosen_users(ask, prepared.user_ids)
         num_users = int(chosen.sum())
         total = sum_of(ask, prepared.records, chosen)
-        # On the node's disk before anything leaves; what never leaves stays charged. Answers may
-        # take hours: the owner's word is that of the moment when one leaves.
-        now = guard_of(context)
-        if models_of(ask.data, now) != models:
-            raise NotAllowedError(
-                f"The answer to {ask.query.name} was made with other files of a model than the "
-                "owner allows by now, so it does not leave."
-            )
-        now.charge(charge, begun=guard)
+        # On the node's disk before anything leaves; what never leaves stays charged.
+        guard.charge(charge)
         bound = ask.query.answer_bound(ask.announced(len(prepared.user_ids)))
         return wire.Answer(total=to_grid("the sum", total), num_users=num_users), bound
 

@@ -1,7 +1,6 @@
 """Which questions a client app answers: the bundled ones, its own, and those of other packages.
 
-A package offers a question by an entry point of the group "flower_privsyn.queries", whose name is
-the query's:
+A package offers a question by an entry point of the group "flower_privsyn.queries":
 
     [project.entry-points."flower_privsyn.queries"]
     text_lengths = "my_package.queries:TextLengths"
@@ -14,13 +13,10 @@ import re
 from collections.abc import Sequence
 from functools import cache
 from importlib import metadata
-from typing import Final, TypeAlias
+from typing import Any, Final
 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.queries import QUERIES, Query
-
-#: A question's class, or where an installed package has it.
-KnownQuery: TypeAlias = type[Query] | metadata.EntryPoint
 
 #: Entry points of this group are queries.
 QUERY_GROUP: Final = "flower_privsyn.queries"
@@ -32,28 +28,6 @@ _NAME: Final = re.compile(r"(?!prepare$)[a-z][a-z0-9_]{0,63}")
 def is_query_name(name: object) -> bool:
     """Whether a question can be called that."""
     return isinstance(name, str) and _NAME.fullmatch(name) is not None
-
-
-@cache
-def load_query(known: KnownQuery) -> type[Query]:
-    """The class of a question; one of another package is imported when it is first asked.
-
-    Raises:
-        ConfigError: It cannot be imported, or is no usable query of this name.
-    """
-    if isinstance(known, type):
-        return known
-    offered = f'the query "{known.name}" that a package offers as {known.value}'
-    try:
-        found: type[Query] = known.load()
-        check_query_class(found)
-    except Exception as error:
-        raise ConfigError(
-            f"{offered} cannot be asked ({type(error).__name__}: {error})."
-        ) from error
-    if found.name != known.name:
-        raise ConfigError(f'{offered} calls itself "{found.name}".')
-    return found
 
 
 def check_query_class(query: object) -> None:
@@ -84,39 +58,27 @@ def check_query_class(query: object) -> None:
         raise ConfigError(f"query {query.__qualname__} {wrong}.")
 
 
-def known_queries(own: Sequence[type[Query]]) -> dict[str, KnownQuery]:
+def known_queries(own: Sequence[type[Query]]) -> dict[str, type[Query]]:
     """All questions that an app can be asked, by name.
 
     Args:
         own: those the app was made with.
 
     Raises:
-        ConfigError: One of the app's own is unusable, or a name stands for two questions.
+        ConfigError: One of them is unusable, or a name stands for two questions.
     """
-    for query in own:
+    known: dict[str, type[Query]] = {query.name: query for query in QUERIES}
+    for query in (*own, *_offered()):
         check_query_class(query)
-    known: dict[str, KnownQuery] = {}
-    found: list[KnownQuery] = [*QUERIES, *own, *_offered()]
-    for one in found:
-        other = known.setdefault(one.name, one)
-        # A package may offer what the app was made with, or what another does.
-        if other is not one and (isinstance(one, type) or _place(other) != _place(one)):
+        if known.setdefault(query.name, query) is not query:
             raise ConfigError(
-                f'two questions are called "{one.name}": {_place(other)} and {_place(one)}; a name '
-                "stands for one question, so rename one of them or remove its package."
+                f'two questions are called "{query.name}": a name stands for one question, so '
+                "rename one of them or remove its package."
             )
     return known
 
 
-def _place(known: KnownQuery) -> str:
-    """Where the class is, as `module:name`."""
-    if isinstance(known, type):
-        return f"{known.__module__}:{known.__qualname__}"
-    return known.value
-
-
 @cache
-def _offered() -> tuple[metadata.EntryPoint, ...]:
-    """What installed packages offer, looked up once in a process; nothing is imported."""
-    found = [one for one in metadata.entry_points(group=QUERY_GROUP) if is_query_name(one.name)]
-    return tuple(sorted(found, key=lambda entry: (entry.name, entry.value)))
+def _offered() -> tuple[Any, ...]:
+    """What installed packages offer, looked up once in a process."""
+    return tuple(point.load() for point in metadata.entry_points(group=QUERY_GROUP))

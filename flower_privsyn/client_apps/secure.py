@@ -57,19 +57,17 @@ from flower_privsyn.secure_aggregation import (
     unmask,
 )
 from flower_privsyn.secure_aggregation.codec import pack, unpack
+from flower_privsyn.secure_aggregation.keys import digest, whole
 from flower_privsyn.secure_aggregation.masks import Vector
 from flower_privsyn.secure_aggregation.terms import LEAST_STEPS
+
+T = TypeVar("T", Advertised, Shared, Masked, Agreed)
 
 #: Secrets of a round whose server never came back are kept for so long.
 _FORGOTTEN_AFTER: Final = 7 * 24 * 3600.0
 
 #: Files that nodes of one folder lock: two nodes seldom wait for each other.
 _LOCKS: Final = 256
-
-
-_STATES: Final[dict[str, Any]] = {
-    kind.__name__: kind for kind in (Advertised, Shared, Masked, Agreed)
-}
 
 
 def _session_of(state: State) -> Session:
@@ -158,8 +156,8 @@ class RoundStore:
     Formal guarantee:
         No two rounds of a run have one number, and no step of a round is taken twice, also by two
         processes at once: what a step needs is replaced by what the next one needs, on the disk,
-        before anything leaves; a question that fails ends the round for this node (`begin_step`).
-        After a round none of its secrets is left in the file, nor in those
+        before anything leaves; a question that fails ends the round for this node
+        (`SecureRounds.answer`). After a round none of its secrets is left in the file, nor in those
         that killed processes left of it. What rounds left whose servers never came back is deleted
         after seven days, when the next round of any run begins; with it goes the number that its
         run had come to, so that a round begun again then is another round, with new secrets, and
@@ -188,12 +186,11 @@ class RoundStore:
         finally:
             os.close(lock)
 
-    def begin(self, state: State, *, key: NodeKey | None) -> None:
+    def begin(self, state: State) -> None:
         """Begin a round, later than all before it; what was kept of the one before is gone.
 
         Args:
             state: After the first step.
-            key: The node's, where it has one for this run alone.
 
         Raises:
             ProtocolError: A round of this number, or a later one, was begun before.
@@ -207,13 +204,17 @@ class RoundStore:
             )
         self._sweep()
         self._clear()
-        self._write(session.round_number, state, key)
+        self._write(session.round_number, state)
 
-    def state(self, session: Session) -> State:
+    def state(self, session: Session, kind: type[T]) -> T:
         """What is kept of a round.
 
+        Args:
+            session: The round.
+            kind: The state after the step before.
+
         Raises:
-            ProtocolError: Nothing, or it is of another round.
+            ProtocolError: Nothing, or it is of another step or round.
         """
         kept = self._read().get("state")
         if kept is None:
@@ -221,32 +222,23 @@ class RoundStore:
                 f"this node keeps nothing of round {session.round_number} of run {session.run}: "
                 "it is over, or it was begun elsewhere"
             )
+        if (step := kept.pop("step", "")) != kind.__name__:
+            raise ProtocolError(
+                f"this node has come to another step of the round ({step}): each step is taken once"
+            )
         try:
-            kind = _STATES[kept.pop("step")]
-            state: State = unpack(kind, {name: bytes.fromhex(one) for name, one in kept.items()})
+            state = unpack(kind, {name: bytes.fromhex(one) for name, one in kept.items()})
         except (KeyError, TypeError, ValueError, ProtocolError) as error:
             raise ProtocolError("what this node kept of the round is damaged") from error
         if _session_of(state) != session:
             raise ProtocolError("this node is in another round")
         return state
 
-    def key(self) -> NodeKey | None:
-        """The node's key, where it has one for this run alone."""
-        kept = self._read().get("key")
-        return None if kept is None else NodeKey(bytes.fromhex(kept))
-
-    def keep(self, state: State) -> None:
-        """Replace what is kept by what the next step needs."""
-        self._write(self._read()["last"], state, self.key())
-
-    def begin_step(self) -> None:
-        """Keep the node's key alone while a step is taken that may fail: it is taken once."""
-        self._write(self._read().get("last", 0), None, self.key())
-
-    def forget(self) -> None:
-        """Keep nothing but which round this node has come to."""
-        self._write(self._read().get("last", 0), None, None)
-        self._clear()
+    def keep(self, state: State | None) -> None:
+        """Replace what is kept by what the next step needs: nothing, where no step may follow."""
+        self._write(self._read()["last"], state)
+        if state is None:
+            self._clear()
 
     def _read(self) -> dict[str, Any]:
         try:
@@ -256,13 +248,11 @@ class RoundStore:
         except (OSError, TypeError, ValueError) as error:
             raise ProtocolError(f"{self.path} cannot be read") from error
 
-    def _write(self, last: int, state: State | None, key: NodeKey | None) -> None:
+    def _write(self, last: int, state: State | None) -> None:
         values: dict[str, Any] = {"last": last}
         if state is not None:
             held = {name: one.hex() for name, one in pack(state).items()}
             values["state"] = {"step": type(state).__name__, **held}
-        if key is not None:
-            values["key"] = key.secret.hex()
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with replacing(self.path, for_the_owner=True) as temporary:
             temporary.write_text(json.dumps(values))
@@ -282,9 +272,6 @@ class RoundStore:
             with contextlib.suppress(OSError):
                 if kept.stat().st_mtime < oldest:
                     kept.unlink()
-
-
-T = TypeVar("T")
 
 
 class SecureRounds:
@@ -325,11 +312,10 @@ class SecureRounds:
     def show_keys(self, message: Message, context: Context) -> Message:
         """Fresh keys for a round, signed."""
         store, session = _store(context), _session(message, context)
-        # Nodes of a simulation are one person's: there is nobody to know them by their keys.
-        own = NodeKey.generate() if in_simulation() else _own_key(context, guard_of(context))
+        own = _key(context) if in_simulation() else _own_key(context, guard_of(context))
         state, card = advertise(session, context.node_id, own)
         with store.locked():
-            store.begin(state, key=own if in_simulation() else None)
+            store.begin(state)
         return wire.reply(
             secure_wire.pack(secure_wire.Shown(run=context.run_id, card=card)), message
         )
@@ -342,7 +328,7 @@ class SecureRounds:
         guard = guard_of(context)
         guard.check_terms(terms, len(cards))
         with store.locked():
-            state = _expect(Advertised, store.state(session))
+            state = store.state(session, Advertised)
             allowed = None if in_simulation() else guard.allowed_nodes(_key(context))
             kept, sealed = share(state, Roster(session, terms, cards), allowed=allowed)
             store.keep(kept)
@@ -354,20 +340,18 @@ class SecureRounds:
         ask, mail = self._read(message), secure_wire.unpack(secure_wire.Mail, message)
         session = Session(run=context.run_id, round_number=ask.release.round)
         with store.locked():
-            state = _expect(Shared, store.state(session))
+            state = store.state(session, Shared)
             if ask.secure != state.roster.terms:
                 raise ProtocolError("the question is for other terms than the roster")
             deviation = noise_steps(ask)
-            key = store.key() or _key(context)
+            key = _key(context)
             _check_roster(state.roster, guard_of(context), key)
             ready = receive(state, active=mail.active, letters=mail.letters)
             # A question that fails is not put again, nor another in its place.
-            store.begin_step()
+            store.keep(None)
             # Nobody else knows the coins: who was drawn stays on this node.
             drawn = replace(ask, sampling_key=os.urandom(32))
             total = self._answer(drawn, message, context)[0].total
-            # It may have taken hours: who may be in the sum is the owner's word of now.
-            _check_roster(state.roster, guard_of(context), key)
             noise = SecureRandom().rounded_normal(deviation, len(total))
             values: Vector = (total + noise).view(np.uint64)
             kept, masked, signature = mask(
@@ -384,8 +368,8 @@ class SecureRounds:
         store, session = _store(context), _session(message, context)
         shown = secure_wire.unpack(secure_wire.Answered, message)
         with store.locked():
-            state = _expect(Masked, store.state(session))
-            key = store.key() or _key(context)
+            state = store.state(session, Masked)
+            key = _key(context)
             kept, signature = agree(
                 state, survivors=shown.survivors, answered=shown.answered, key=key
             )
@@ -397,9 +381,9 @@ class SecureRounds:
         store, session = _store(context), _session(message, context)
         signatures = secure_wire.unpack(secure_wire.Signatures, message).signatures
         with store.locked():
-            state = _expect(Agreed, store.state(session))
+            state = store.state(session, Agreed)
             shares = unmask(state, signatures=signatures)
-            store.forget()
+            store.keep(None)
         return wire.reply(secure_wire.pack(shares), message)
 
 
@@ -454,13 +438,7 @@ def _check_roster(roster: Roster, guard: NodeGuard, own: NodeKey) -> None:
 
 
 def _key(context: Context) -> NodeKey:
+    if in_simulation():
+        # All nodes are one person's: there is nobody to know them by their keys.
+        return NodeKey(digest("simulated", whole(context.run_id, context.node_id)))
     return read_node_key(key_file(context.node_config))
-
-
-def _expect(kind: type[T], state: object) -> T:
-    if not isinstance(state, kind):
-        raise ProtocolError(
-            f"this node has come to another step of the round ({type(state).__name__}): each step "
-            "is taken once"
-        )
-    return state

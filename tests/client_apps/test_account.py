@@ -85,16 +85,9 @@ class TestEpsilon:
 
 
 class TestWhoIsIn:
-    def test_parts_of_one_deal_share_no_user(self, asked: Asked) -> None:
-        parts = [asked(node=n, partition=(n, 3)) for n in range(3)]
-        assert of(*parts).epsilon(NodePolicy()) == pytest.approx(gaussian([2.0]))
-
-    @pytest.mark.parametrize("partitions", [(None, None), ((0, 2), (0, 3)), ((0, 2), None)])
-    def test_users_on_two_nodes_count_twice_in_one_sum(
-        self, asked: Asked, partitions: tuple[tuple[int, int] | None, ...]
-    ) -> None:
+    def test_users_on_two_nodes_count_twice_in_one_sum(self, asked: Asked) -> None:
         """Noise is added once and they move the sum twice as far: as 4 releases, not as 2."""
-        nodes = [asked(node=n, partition=part) for n, part in enumerate(partitions)]
+        nodes = [asked(node=n) for n in (1, 2)]
         assert of(*nodes).epsilon(NodePolicy()) == pytest.approx(gaussian([1.0]))
 
     def test_two_nodes_that_the_noise_is_for_count_as_stated(self, asked: Asked) -> None:
@@ -249,15 +242,14 @@ class TestLimit:
                 ledger.charge(asked(4), tighter)
 
     def test_what_is_paid_for_is_answered_at_the_limit(self, asked: Asked) -> None:
-        """Rounds of a stream whose first was charged, and other parts of one deal."""
+        """Rounds of a stream whose first was charged."""
         correlation = Correlation.create(BandedToeplitz(rounds=6, coefficients=(1.0, 0.5)))
         ledger = NodeLedger("people")
         ledger.charge(asked(1, 4.0, correlation=correlation, num_rounds=6), ANY)
-        ledger.charge(asked(1, partition=(0, 2)), ANY)
+        ledger.charge(asked(1), ANY)
         spent = NodePolicy(max_epsilon=ledger.account().epsilon(ANY) / 2)
         ledger.charge(asked(2, 4.0, correlation=correlation, num_rounds=6), spent)
-        ledger.charge(asked(1, partition=(1, 2), node=2), spent)
-        for more in (asked(2, partition=(0, 2)), asked(1, partition=(1, 2), node=3)):
+        for more in (asked(2), asked(1, node=3)):
             with pytest.raises(NotAllowedError):
                 ledger.charge(more, spent)
 
@@ -265,7 +257,7 @@ class TestLimit:
 class TestFile:
     def test_is_the_owners_alone_and_reads_back(self, asked: Asked) -> None:
         ledger = NodeLedger("/srv/people of the clinic.jsonl")
-        charge = asked(partition=(1, 3), sampling=FixedSizeSampling(3, population=30))
+        charge = asked(sampling=FixedSizeSampling(3, population=30))
         ledger.charge(charge, ANY)
         assert ledger.account().charges == [charge]
         assert ledger.path.name.startswith("people-of-the-clinic.jsonl-")

@@ -220,32 +220,6 @@ class TestAnEditedPolicy:
             assert reply.has_error() == refused
         assert reply.error.code == wire.ClientErrorCode.NOT_ALLOWED
 
-    @pytest.mark.parametrize(
-        "edited",
-        [
-            "max-epsilon = 0.1",
-            "queries = []\nmax-epsilon = 9",
-            'dataset = "b"',
-            "max-",
-            "max-epsilon = 9\n[embedding-models]",
-            f'max-epsilon = 9\n[embedding-models]\n"{REQUEST.embedding_model}" = "{"0" * 64}"',
-        ],
-    )
-    def test_an_answer_that_was_being_made_leaves_under_the_word_of_then(
-        self, answers: Answering, tmp_path: Path, edited: str
-    ) -> None:
-        policy = tmp_path / "policy.toml"
-        policy.write_text("max-epsilon = 9.0\n")
-
-        def load(where: Context) -> Any:  # stands for an hour of training
-            policy.write_text(edited if "max" in edited else f"max-epsilon = 9\n{edited}\n")
-            return make_users(12)
-
-        node = {"policy": str(policy)}
-        noise = GaussianMechanism(noise_multiplier=2.0, l2_sensitivity=5.0**0.5)
-        assert answers(load, node, mechanism=noise) == ("NOT_ALLOWED", 0.0)
-        assert NodeLedger("default").account().charges == []
-
     def test_files_that_the_owner_replaced_are_what_is_loaded(
         self, file: Path, tmp_path: Path
     ) -> None:

@@ -25,7 +25,7 @@ from flower_privsyn.errors import FederationError, NotAllowedError, ProtocolErro
 from flower_privsyn.messages import secure as secure_wire
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy import GaussianMechanism
-from flower_privsyn.secure_aggregation import Session, advertise
+from flower_privsyn.secure_aggregation import Advertised, Session, advertise
 from flower_privsyn.secure_aggregation.keys import whole
 from flower_privsyn.testing import LoopbackGrid
 from tests.support.federation import embedding_nodes, make_users
@@ -146,39 +146,26 @@ def test_an_owner_may_require_secure_aggregation(
     assert reply.error.code == wire.ClientErrorCode.BAD_REQUEST
 
 
-@pytest.mark.parametrize("when", ["before the question", "while the answer is made"])
 @pytest.mark.parametrize("edited", ["min-honest-nodes = 3", "a key"])
 def test_a_roster_that_the_owner_no_longer_allows_gets_no_answer(
-    owners: Callable[..., LoopbackGrid], probe: Callable[..., Probe], owner: Path,
-    monkeypatch: pytest.MonkeyPatch, when: str, edited: str,
-) -> None:  # fmt: skip
-    """Training may take hours, in which an owner hears of a node that colludes."""
-    policy, summed = owner / "policy-0.toml", handlers.sum_of
-
-    def edit() -> None:
-        text = policy.read_text()
-        gone = read_node_key(owner / "key-3").public.hex()
-        policy.write_text(
-            text.replace(f', "{gone}"', "") if edited == "a key" else f"{edited}\n{text}"
-        )
+    owners: Callable[..., LoopbackGrid], probe: Callable[..., Probe], owner: Path, edited: str
+) -> None:
+    """Between two steps an owner hears of a node that colludes."""
+    policy = owner / "policy-0.toml"
 
     def at_shares(request: Message, reply: Message) -> list[Message]:
         kind, node = request.metadata.message_type, reply.metadata.src_node_id
-        if (kind, node, when) == (secure_wire.SHARES, 1, "before the question"):
-            edit()
+        if (kind, node) == (secure_wire.SHARES, 1):
+            text, gone = policy.read_text(), read_node_key(owner / "key-3").public.hex()
+            policy.write_text(
+                text.replace(f', "{gone}"', "") if edited == "a key" else f"{edited}\n{text}"
+            )
         return [reply]
 
-    def at_work(*arguments: Any) -> Any:
-        if when == "while the answer is made" and "min-honest" not in policy.read_text():
-            edit()
-        return summed(*arguments)
-
-    monkeypatch.setattr(handlers, "sum_of", at_work)
     strategy = probe(least_nodes=3, colluding_nodes=1)
     strategy.start(owners(tamper=at_shares))
     assert [one.num_users for one in strategy.released] == [9]  # of the other three nodes
-    if when == "before the question":
-        assert not NodeLedger("people-0").path.exists()
+    assert not NodeLedger("people-0").path.exists()
 
 
 class TestMaliciousServers:
@@ -331,19 +318,19 @@ class TestStore:
         store = RoundStore(5, 1)
         for number in (1, 3):
             kept, _ = advertise(Session(run=5, round_number=number), 1, node_key(1))
-            store.begin(kept, key=None)
+            store.begin(kept)
         for number in (1, 2, 3):
             kept, _ = advertise(Session(run=5, round_number=number), 1, node_key(1))
             with pytest.raises(ProtocolError, match=f"round {number} of run 5 was begun before"):
-                store.begin(kept, key=None)
+                store.begin(kept)
         assert store.path.stat().st_mode & 0o777 == 0o600
         with pytest.raises(ProtocolError, match="in another round"):
-            store.state(Session(run=5, round_number=2))
+            store.state(Session(run=5, round_number=2), Advertised)
         assert "seal_secret" in store.path.read_text()
-        store.forget()
+        store.keep(None)
         assert json.loads(store.path.read_text()) == {"last": 3}
         with pytest.raises(ProtocolError, match="keeps nothing of round 3"):
-            store.state(Session(run=5, round_number=3))
+            store.state(Session(run=5, round_number=3), Advertised)
 
     def test_secrets_of_a_server_that_never_came_back_are_forgotten(self, node_state: Path) -> None:
         import os
@@ -352,13 +339,13 @@ class TestStore:
         killed = old.path.with_name(f".{old.path.name}.123.456")
         for store, run in ((old, 5), (recent, 6)):
             kept, _ = advertise(Session(run=run, round_number=1), 1, node_key(1))
-            store.begin(kept, key=None)
+            store.begin(kept)
         killed.write_text("secrets")
         for path in (old.path, killed):
             os.utime(path, (1e9, 1e9))
         kept, _ = advertise(Session(run=7, round_number=1), 1, node_key(1))
         with new.locked():
-            new.begin(kept, key=None)
+            new.begin(kept)
         assert {path.name for path in node_state.glob("*.json")} == {"6-1.json", "7-1.json"}
 
     def test_a_second_process_waits_until_a_step_is_taken(self, node_state: Path) -> None:

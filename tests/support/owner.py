@@ -42,7 +42,6 @@ def asked() -> Callable[..., Charge]:
             "server": "north",
             "run": run,
             "node": node,
-            "partition": None,
             "num_rounds": 20,
             "clip_norm": 3.0,
             **changes,
