@@ -10,7 +10,8 @@ from typing import Any
 
 from flwr.app import Context
 
-from flower_privsyn.client_apps.training import create_training_app
+from flower_privsyn.client_apps import create_client_app
+from flower_privsyn.client_apps.training import LocalTraining
 from flower_privsyn.data import Chunking, Users, load_users
 from flower_privsyn.dry_run.people import BUNDLED, check_public_text, people_of
 from flower_privsyn.errors import ConfigError
@@ -110,7 +111,7 @@ def fit(
     run_id = secrets.randbits(62) | 2**62  # drawn, as Flower draws it
     with _one_at_a_time, flower_identity(run_id=run_id):
         grid = OwnGrid(
-            create_training_app(load, queries=list(own_questions)),
+            create_client_app(load, trainer=LocalTraining(), queries=list(own_questions)),
             partitions(strategy.config.num_nodes),
             run_id=run_id,
             run_config={},

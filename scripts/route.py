@@ -28,7 +28,7 @@ from typing import Any
 
 import flower_privsyn
 from flower_privsyn.client_apps import create_client_app
-from flower_privsyn.client_apps.training import create_training_app
+from flower_privsyn.client_apps.training import LocalTraining
 from flower_privsyn.host.grid import InProcessGrid, flower_identity, partitions
 from flower_privsyn.testing import hash_embedder
 
@@ -113,7 +113,7 @@ def follow(name: str) -> Route:
     with tempfile.TemporaryDirectory() as folder, flower_identity():
         cache = Path(folder) / "cache"
         if name == "dp-ftrl":
-            app = create_training_app(load, cache_directory=cache)
+            app = create_client_app(load, cache_directory=cache, trainer=LocalTraining())
         else:
             app = create_client_app(load, embedder=hash_embedder, cache_directory=cache)
         make[name](Path(folder), num_rounds=3, num_nodes=2).start(

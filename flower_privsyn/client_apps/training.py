@@ -12,20 +12,16 @@ from __future__ import annotations
 
 import functools
 import itertools
-import threading
 from array import array
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from flwr.clientapp import ClientApp
 
 from flower_privsyn.client_apps.handlers import create_client_app
-from flower_privsyn.client_apps.node_users import EmbedderLoader, UserLoader
 from flower_privsyn.client_apps.records import EmbeddingSource
 from flower_privsyn.data import Samples
 from flower_privsyn.files import located
@@ -33,45 +29,12 @@ from flower_privsyn.messages import wire
 from flower_privsyn.models import BUNDLED_MODELS
 from flower_privsyn.models.trainable import TrainableModel
 from flower_privsyn.privacy import skipping
-from flower_privsyn.queries import Cohort, ConditionalDelta, ModelDelta, Query, nearest_candidates
+from flower_privsyn.queries import Cohort, ConditionalDelta, ModelDelta, nearest_candidates
 from flower_privsyn.queries.model_delta import conditioned_fingerprint, unpack_conditions
 from flower_privsyn.training.local import LocalModel
 
 #: A seed may be negative (`Chunking`), the entropy of a generator may not.
 _SEEDS: Final = 2**128
-
-
-def create_training_app(
-    load: UserLoader | None = None,
-    *,
-    embedder: EmbedderLoader | None = None,
-    cache_directory: str | Path | None = None,
-    device: str | None = None,
-    queries: Sequence[type[Query]] = (),
-) -> ClientApp:
-    """Build the ClientApp that serves every strategy of this package, those that train included.
-
-    Args:
-        load: from the node's context to its users; default `users_of_node`.
-        embedder: as for `create_client_app`; used by strategies that ask about embeddings.
-        cache_directory: as for `create_client_app`.
-        device: where models are trained, as PyTorch names it; None takes the first accelerator,
-            else the CPU.
-        queries: as for `create_client_app`.
-    """
-    return create_client_app(
-        load,
-        embedder=embedder,
-        cache_directory=cache_directory,
-        trainer=LocalTraining(device=device),
-        queries=queries,
-    )
-
-
-#: Models that a process keeps: a server says which, run after run, and a node lives for months.
-_MOST_MODELS: Final = 2
-
-_Files: TypeAlias = tuple[tuple[str, int, int], ...]
 
 
 class LocalTraining:
@@ -83,8 +46,10 @@ class LocalTraining:
 
     def __init__(self, *, device: str | None = None) -> None:
         self._device = device
-        self._sources: OrderedDict[tuple[TrainableModel, _Files], _Updates] = OrderedDict()
-        self._lock = threading.Lock()
+        # One: a server says which, run after run, and a node lives for months.
+        self._model = functools.lru_cache(maxsize=1)(
+            lambda model, files: LocalModel(model, device=device)  # noqa: ARG005
+        )
 
     def __reduce__(self) -> tuple[object, ...]:
         """Travel to another process without models."""
@@ -93,7 +58,7 @@ class LocalTraining:
     def source(
         self, model: TrainableModel, *, embeddings: EmbeddingSource | None = None
     ) -> _Updates:
-        """The model, loaded once while it is among the last that were asked for.
+        """The model, loaded once while it is the last that was asked for.
 
         Where its files have been replaced it is another one: their owner may have stated a digest.
 
@@ -107,19 +72,10 @@ class LocalTraining:
         """
         # A bundled model is meant by its name, whatever lies in the folder one is in.
         name = model.name if model.name in BUNDLED_MODELS else located(model.name)
-        key = (model, _files_of(name))
-        with self._lock:
-            if key not in self._sources:
-                found = replace(model, name=name)
-                self._sources[key] = _Updates(LocalModel(found, device=self._device))
-                if len(self._sources) > _MOST_MODELS:
-                    self._sources.popitem(last=False)
-            self._sources.move_to_end(key)
-            plain = self._sources[key]
-            return plain if embeddings is None else _ConditionedUpdates(plain, embeddings)
+        return _Updates(self._model(replace(model, name=name), _files_of(name)), embeddings)
 
 
-def _files_of(name: str) -> _Files:
+def _files_of(name: str) -> tuple[tuple[str, int, int], ...]:
     """Name, size and time of the files of a model's folder; none of a name."""
     found = sorted(Path(name).glob("*")) if Path(name).is_dir() else []
     stats = ((file.name, file.stat()) for file in found if file.is_file())
@@ -127,28 +83,22 @@ def _files_of(name: str) -> _Files:
 
 
 class _Updates:
-    """A model as a source of records: updates, made anew in every round."""
+    """A model as a source of records: updates, made anew in every round.
 
-    def __init__(self, model: LocalModel, lock: threading.Lock | None = None) -> None:
+    Args:
+        model: which is trained.
+        embeddings: find the conditions that documents are trained on after; None where they have
+            none.
+    """
+
+    def __init__(self, model: LocalModel, embeddings: EmbeddingSource | None) -> None:
         self.model = model
-        self.lock = lock or threading.Lock()
-
-    @property
-    def fingerprint(self) -> str:
-        return self.model.fingerprint
-
-    @property
-    def dimension(self) -> int:
-        return self.model.dimension
-
-    @property
-    def tokenizer(self) -> Any:
-        return self.model.tokenizer
-
-    @property
-    def embedded_in(self) -> int:
-        """Numbers in an embedding of a document; 0 where none is made."""
-        return 0
+        self.embeddings = embeddings
+        self.dimension: int = model.dimension
+        self.tokenizer: Any = model.tokenizer
+        self.fingerprint: str = model.fingerprint
+        if embeddings is not None:
+            self.fingerprint = conditioned_fingerprint(model.fingerprint, embeddings.fingerprint)
 
     @functools.cached_property
     def probe(self) -> list[list[int]]:
@@ -159,61 +109,36 @@ class _Updates:
         found = skipping.map_isolating_errors(
             samples.texts, self.model.encode, probe=skipping.PUBLIC_EXAMPLE
         )
-        tokens: list[array[int]] = []
-        for owner, row in zip(samples.owners.tolist(), found, strict=True):
-            if row is None:
-                skipping.note([user_ids[owner]], records=1)
-            tokens.append(array("i", row or []))
-        return _Tokens(
-            source=self,
-            samples=tuple(map(tuple, _by_user(tokens, samples.owners, len(user_ids)))),
-            user_ids=tuple(user_ids),
-        )
-
-
-class _ConditionedUpdates(_Updates):
-    """The same for training on documents after conditions, which their embeddings find.
-
-    Args:
-        plain: the model, which both share.
-        embeddings: the embedding model.
-    """
-
-    def __init__(self, plain: _Updates, embeddings: EmbeddingSource) -> None:
-        super().__init__(plain.model, plain.lock)
-        self._embeddings = embeddings
-
-    @property
-    def fingerprint(self) -> str:
-        return conditioned_fingerprint(self.model.fingerprint, self._embeddings.fingerprint)
-
-    @property
-    def embedded_in(self) -> int:
-        return self._embeddings.dimension
-
-    def read(self, samples: Samples, user_ids: Sequence[str]) -> _Tokens:
-        found = super().read(samples, user_ids)
-        vectors = self._embeddings.vectors(samples.texts)
+        failed = [row is None for row in found]
+        tokens = [array("i", row or []) for row in found]
+        owners, names = samples.owners, tuple(user_ids)
+        _note_left_out(names, owners[failed])
+        if self.embeddings is None:
+            return _Tokens(self, _by_user(tokens, owners, len(names)), names)
+        vectors = self.embeddings.vectors(samples.texts)
         usable = np.asarray(np.isfinite(vectors).all(axis=1))
-        if not usable.all():
-            users = np.unique(samples.owners[~usable]).tolist()
-            skipping.note((user_ids[user] for user in users), records=int((~usable).sum()))
-        tokens = itertools.chain.from_iterable(found.samples)
+        _note_left_out(names, owners[~usable])
         kept = list(itertools.compress(tokens, usable.tolist()))
-        owners, count = samples.owners[usable], len(user_ids)
         ends = np.ones(len(samples), dtype=np.bool_) if samples.ends is None else samples.ends
-        return replace(
-            found,
-            samples=tuple(map(tuple, _by_user(kept, owners, count))),
-            embeddings=tuple(_by_user(vectors[usable], owners, count)),
-            ends=tuple(_by_user(ends[usable], owners, count)),
+        return _Tokens(
+            self,
+            _by_user(kept, owners[usable], len(names)),
+            names,
+            embeddings=_by_user(vectors[usable], owners[usable], len(names)),
+            ends=_by_user(ends[usable], owners[usable], len(names)),
         )
 
 
-def _by_user(rows: Any, owners: npt.NDArray[np.int64], users: int) -> list[Any]:
+def _note_left_out(user_ids: Sequence[str], owners: npt.NDArray[np.int64]) -> None:
+    """Note samples that are left out, of these users."""
+    if len(owners):
+        skipping.note((user_ids[user] for user in owners.tolist()), records=len(owners))
+
+
+def _by_user(rows: Any, owners: npt.NDArray[np.int64], users: int) -> tuple[Any, ...]:
     """The rows of each user, of rows in the order of their users."""
     bounds = np.searchsorted(owners, np.arange(users + 1)).tolist()
-    return [rows[first:last] for first, last in itertools.pairwise(bounds)]
+    return tuple(rows[first:last] for first, last in itertools.pairwise(bounds))
 
 
 @dataclass(frozen=True, repr=False)  # whoever prints one prints no text
@@ -231,7 +156,7 @@ class _Tokens:
     """
 
     source: _Updates
-    samples: tuple[tuple[array[int], ...], ...]
+    samples: tuple[Sequence[array[int]], ...]
     user_ids: tuple[str, ...]
     embeddings: tuple[npt.NDArray[np.float32], ...] | None = None
     ends: tuple[npt.NDArray[np.bool_], ...] | None = None
@@ -254,32 +179,31 @@ class _Tokens:
             raise wire.WireError(f"{query.name} is not asked about updates")
         alone = np.zeros(1, dtype=np.int64)
         conditions: list[list[int]] = []
-        if self.embeddings is not None:
+        if self.source.embeddings is not None:
             conditions = model.encode(unpack_conditions(ask.broadcast["conditions"]))
-            if ask.broadcast["centres"].shape[1] != self.source.embedded_in:
+            if ask.broadcast["centres"].shape[1] != self.source.embeddings.dimension:
                 raise wire.WireError("the centres are not of the request's embedding model")
-        with self.source.lock:
-            try:
-                model.set_base(ask.broadcast.get("base"))
-                model.set_bias(query.bias(ask.broadcast))
-            except ValueError as error:
-                raise wire.WireError(f"{query.name}: {error}") from error
-            model.start_from(ask.broadcast["parameters"])
-            # One array for the updates of all users: each is added up before the next is made.
-            moved = np.empty(model.dimension, dtype=np.float32)
-            self._update(ask, query, self._public_rows(conditions), "", moved)
-            for user in np.flatnonzero(chosen).tolist():
-                (update,) = skipping.retry_by_halves(
-                    [(user, self.user_ids[user])],
-                    lambda users: [
-                        self._update(ask, query, self._rows(place, ask, conditions), name, moved)
-                        for place, name in users
-                    ],
-                )
-                if update is None or not is_finite(update):
-                    skipping.note([self.user_ids[user]], records=0)
-                elif len(update):
-                    yield Cohort(update[None], alone, 1)
+        try:
+            model.set_base(ask.broadcast.get("base"))
+            model.set_bias(query.bias(ask.broadcast))
+        except ValueError as error:
+            raise wire.WireError(f"{query.name}: {error}") from error
+        model.start_from(ask.broadcast["parameters"])
+        # One array for the updates of all users: each is added up before the next is made.
+        moved = np.empty(model.dimension, dtype=np.float32)
+        self._update(ask, query, self._public_rows(conditions), "", moved)
+        for user in np.flatnonzero(chosen).tolist():
+            (update,) = skipping.retry_by_halves(
+                [(user, self.user_ids[user])],
+                lambda users: [
+                    self._update(ask, query, self._rows(place, ask, conditions), name, moved)
+                    for place, name in users
+                ],
+            )
+            if update is None or not is_finite(update):
+                skipping.note([self.user_ids[user]], records=0)
+            elif len(update):
+                yield Cohort(update[None], alone, 1)
 
     def _public_rows(self, conditions: Sequence[list[int]]) -> _Rows:
         """Public text, after a condition where there are any."""
@@ -358,4 +282,4 @@ class _Rows:
 
 
 #: For `clientapp = "flower_privsyn.client_apps.training:app"`.
-app = create_training_app()
+app = create_client_app(trainer=LocalTraining())

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from flwr.clientapp import ClientApp
 
+from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.client_apps.guard import NodeGuard, model_digest, simulated
-from flower_privsyn.client_apps.training import create_training_app
+from flower_privsyn.client_apps.training import LocalTraining
 from flower_privsyn.data import Chunking, Users
 from flower_privsyn.errors import NotAllowedError
 from flower_privsyn.messages import wire
@@ -63,7 +64,12 @@ def answer(
 def app_of(rows: list[tuple[str, str]], tmp_path: Path) -> ClientApp:
     users = Users.from_rows(rows)
     cache = tmp_path / "cache"
-    return create_training_app(lambda context: users, embedder=hash_embedder, cache_directory=cache)
+    return create_client_app(
+        lambda context: users,
+        embedder=hash_embedder,
+        cache_directory=cache,
+        trainer=LocalTraining(),
+    )
 
 
 def test_every_document_stands_after_the_condition_that_is_nearest_to_it(

@@ -13,7 +13,8 @@ import torch
 from flwr.app import Message
 from flwr.clientapp import ClientApp
 
-from flower_privsyn.client_apps.training import LocalTraining, create_training_app
+from flower_privsyn.client_apps import create_client_app
+from flower_privsyn.client_apps.training import LocalTraining
 from flower_privsyn.data import Users
 from flower_privsyn.messages import wire
 from flower_privsyn.models.pretrained import load_pretrained
@@ -39,7 +40,9 @@ def data(model: TrainableModel) -> wire.DataRequest:
 
 
 def app_of(users: Users, **parts: Any) -> ClientApp:
-    return create_training_app(lambda context: users, embedder=hash_embedder, **parts)
+    return create_client_app(
+        lambda context: users, embedder=hash_embedder, trainer=LocalTraining(), **parts
+    )
 
 
 def ask(

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from flower_privsyn.client_apps import create_client_app
-from flower_privsyn.client_apps.training import create_training_app
+from flower_privsyn.client_apps.training import LocalTraining
 from flower_privsyn.data import Users
 from flower_privsyn.report import write_run_page
 from flower_privsyn.run import RunDirectory
@@ -59,8 +59,11 @@ class Federation:
     def run(self, method: str, documents: int, *, name: str, step: Any = None) -> Path:
         """Run a method with a heavy user of so many documents; returns its run directory."""
         load = dealt(users(documents), 3)
-        created = create_training_app if method.startswith("dp-") else create_client_app
-        app = created(load, embedder=hash_embedder, cache_directory=self.folder / "cache")
+        trainer = LocalTraining() if method.startswith("dp-") else None
+        cache = self.folder / "cache"
+        app = create_client_app(
+            load, embedder=hash_embedder, cache_directory=cache, trainer=trainer
+        )
         strategy = METHODS[method](self.folder)
         strategy._random = Repeating(7)
         strategy.method.step = step or strategy.method.step

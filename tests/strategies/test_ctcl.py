@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from flower_privsyn.client_apps.training import create_training_app
+from flower_privsyn.client_apps import create_client_app
+from flower_privsyn.client_apps.training import LocalTraining
 from flower_privsyn.data import Users
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import read_json_lines
@@ -78,7 +79,12 @@ def start(
     **grid: Any,
 ) -> tuple[CTCL, LoopbackGrid]:
     def app(load: Any) -> Any:
-        return create_training_app(load, embedder=hash_embedder, cache_directory=tmp_path / "cache")
+        return create_client_app(
+            load,
+            embedder=hash_embedder,
+            cache_directory=tmp_path / "cache",
+            trainer=LocalTraining(),
+        )
 
     strategy = CTCL(config, embedder=HashEmbedder())
     nodes = training_nodes(people, num_nodes=num_nodes, app=app, **grid)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from flower_privsyn.client_apps import create_client_app
-from flower_privsyn.client_apps.training import create_training_app
+from flower_privsyn.client_apps.training import LocalTraining
 from flower_privsyn.messages import wire
 from flower_privsyn.strategies.joint_sketch import AskedOnce
 from flower_privsyn.testing import LoopbackGrid, hash_embedder
@@ -43,8 +43,9 @@ def test_the_first_release_is_the_central_one(
     # What it makes of its one release takes long, and nobody is asked for it.
     monkeypatch.setattr(AskedOnce, "finish", lambda self, state: {})
     load = partial(golden_runs.load, labels=("law", "river") if name == "aug-pe" else ())
-    created = create_training_app if name in TRAINING else create_client_app
-    app = created(load, embedder=hash_embedder, cache_directory=tmp_path / "cache")
+    trainer = LocalTraining() if name in TRAINING else None
+    cache = tmp_path / "cache"
+    app = create_client_app(load, embedder=hash_embedder, cache_directory=cache, trainer=trainer)
     for secure in (False, True):
         grid = LoopbackGrid(app, num_nodes=NODES)
         strategy = STRATEGIES[name](

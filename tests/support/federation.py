@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from flwr.app import Context, Message
 
 from flower_privsyn.client_apps import create_client_app
-from flower_privsyn.client_apps.training import create_training_app
+from flower_privsyn.client_apps.training import LocalTraining
 from flower_privsyn.data import Users
 from flower_privsyn.messages import wire
 from flower_privsyn.testing import LoopbackGrid, hash_embedder
@@ -95,7 +96,7 @@ def training_nodes(
     users: Users, *, num_nodes: int = 2, app: Any = None, **kwargs: Any
 ) -> LoopbackGrid:
     """A grid of nodes that train on their users' text."""
-    app = (app or create_training_app)(dealt(users, num_nodes))
+    app = (app or partial(create_client_app, trainer=LocalTraining()))(dealt(users, num_nodes))
     return LoopbackGrid(app, num_nodes=num_nodes, **kwargs)
 
 

@@ -34,7 +34,7 @@ import pytest
 from flwr.app import Context, Message
 
 from flower_privsyn.client_apps import create_client_app
-from flower_privsyn.client_apps.training import create_training_app
+from flower_privsyn.client_apps.training import LocalTraining
 from flower_privsyn.data import Users
 from flower_privsyn.embedding.machine import processor
 from flower_privsyn.privacy import InsecureRandom
@@ -249,7 +249,9 @@ def _by_labels(folder: Path, recording: Recording) -> LoopbackGrid:
 
 
 def _by_training(folder: Path, recording: Recording) -> LoopbackGrid:
-    app = create_training_app(load, embedder=hash_embedder, cache_directory=folder / "cache")
+    app = create_client_app(
+        load, embedder=hash_embedder, cache_directory=folder / "cache", trainer=LocalTraining()
+    )
     return LoopbackGrid(app, num_nodes=3, tamper=recording.tamper)
 
 
