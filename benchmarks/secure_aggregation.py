@@ -18,32 +18,36 @@ from typing import Any
 import numpy as np
 
 from benchmarks import Ratio, shown
-from flower_privsyn.secure_aggregation import (
-    NodeKey,
-    Roster,
-    Sealed,
-    ServerRound,
-    Session,
-    Terms,
-    advertise,
-    agree,
-    mask,
-    receive,
-    shamir,
-    share,
-    unmask,
-)
+from flower_privsyn.secure_aggregation import shamir
 from flower_privsyn.secure_aggregation.keys import (
     KEY_BYTES,
     Agreement,
+    NodeKey,
     derive,
     is_signed,
     new_agreement,
     seal,
 )
 from flower_privsyn.secure_aggregation.masks import add_mask
-from flower_privsyn.secure_aggregation.node import letter_about, seed_commitment
-from flower_privsyn.secure_aggregation.roster import answered_message, survivors_message
+from flower_privsyn.secure_aggregation.node import (
+    Sealed,
+    advertise,
+    agree,
+    letter_about,
+    mask,
+    receive,
+    seed_commitment,
+    share,
+    unmask,
+)
+from flower_privsyn.secure_aggregation.roster import (
+    Roster,
+    Session,
+    answered_message,
+    survivors_message,
+)
+from flower_privsyn.secure_aggregation.server import ServerRound
+from flower_privsyn.secure_aggregation.terms import Terms
 
 SESSION = Session(run=1, round_number=1)
 QUESTION = bytes(32)

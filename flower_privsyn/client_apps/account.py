@@ -33,7 +33,7 @@ from flower_privsyn.privacy import (
 )
 from flower_privsyn.privacy.accounting import LARGEST_MULTIPLIER, accounted
 from flower_privsyn.privacy.ledger import LedgerFile, damaged, header, unwritable
-from flower_privsyn.secure_aggregation import Terms
+from flower_privsyn.secure_aggregation.terms import Terms
 
 Key: TypeAlias = tuple[str, str, str]
 

@@ -25,7 +25,8 @@ from flower_privsyn.messages import wire
 from flower_privsyn.models import BUNDLED_FOLDER, BUNDLED_MODELS
 from flower_privsyn.models.hub import folder_in_cache
 from flower_privsyn.privacy import FixedSizeSampling, PoissonSampling, Release
-from flower_privsyn.secure_aggregation import NodeKey, Terms
+from flower_privsyn.secure_aggregation.keys import NodeKey
+from flower_privsyn.secure_aggregation.terms import Terms
 
 #: Flower shows what this logger says in the log of a SuperNode.
 logger = logging.getLogger("flwr.privsyn")

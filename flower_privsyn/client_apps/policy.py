@@ -27,7 +27,7 @@ from flower_privsyn.errors import ConfigError, NotAllowedError
 from flower_privsyn.files import read_toml
 from flower_privsyn.privacy import NeighboringRelation
 from flower_privsyn.queries import QUERIES
-from flower_privsyn.secure_aggregation import Terms
+from flower_privsyn.secure_aggregation.terms import Terms
 
 #: What stands for a policy that nobody wrote.
 DEFAULTS: Final = "the defaults"

@@ -40,13 +40,13 @@ from flower_privsyn.messages import secure as secure_wire
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy import SecureRandom
 from flower_privsyn.privacy.mechanisms import STEPS
-from flower_privsyn.secure_aggregation import (
+from flower_privsyn.secure_aggregation.codec import pack, unpack
+from flower_privsyn.secure_aggregation.keys import NodeKey, digest, whole
+from flower_privsyn.secure_aggregation.masks import Vector
+from flower_privsyn.secure_aggregation.node import (
     Advertised,
     Agreed,
     Masked,
-    NodeKey,
-    Roster,
-    Session,
     Shared,
     State,
     advertise,
@@ -56,9 +56,7 @@ from flower_privsyn.secure_aggregation import (
     share,
     unmask,
 )
-from flower_privsyn.secure_aggregation.codec import pack, unpack
-from flower_privsyn.secure_aggregation.keys import digest, whole
-from flower_privsyn.secure_aggregation.masks import Vector
+from flower_privsyn.secure_aggregation.roster import Roster, Session
 from flower_privsyn.secure_aggregation.terms import LEAST_STEPS
 
 T = TypeVar("T", Advertised, Shared, Masked, Agreed)

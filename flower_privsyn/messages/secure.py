@@ -21,9 +21,11 @@ from flower_privsyn.errors import ProtocolError
 from flower_privsyn.messages import wire
 from flower_privsyn.messages.wire import MASKED as _MASKED
 from flower_privsyn.messages.wire import SECURE as _SECURE
-from flower_privsyn.secure_aggregation import KeyCard, Sealed, Terms, Unmasking, codec, graph_of
+from flower_privsyn.secure_aggregation import codec
 from flower_privsyn.secure_aggregation.keys import SEAL_BYTES, Signature, digest
-from flower_privsyn.secure_aggregation.node import Letters
+from flower_privsyn.secure_aggregation.node import Letters, Sealed, Unmasking
+from flower_privsyn.secure_aggregation.roster import KeyCard
+from flower_privsyn.secure_aggregation.terms import Terms, graph_of
 
 KEYS: Final = "query.sa_keys"
 SHARES: Final = "query.sa_shares"

@@ -52,7 +52,7 @@ from flower_privsyn.privacy import (
 from flower_privsyn.privacy.mechanisms import STEPS
 from flower_privsyn.privacy.plan import MOST_PHASES
 from flower_privsyn.queries import Broadcast, Query, Reads
-from flower_privsyn.secure_aggregation import Terms
+from flower_privsyn.secure_aggregation.terms import Terms
 
 #: What server and nodes must agree on.
 PROTOCOL: Final = 8

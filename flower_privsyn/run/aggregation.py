@@ -22,15 +22,10 @@ from flower_privsyn.privacy import ReleaseSpec, Sampling
 from flower_privsyn.progress import FOR_THE_OWNER
 from flower_privsyn.queries import Query
 from flower_privsyn.run.question import ReleasedSum
-from flower_privsyn.secure_aggregation import (
-    KeyCard,
-    Roster,
-    Sealed,
-    ServerRound,
-    Session,
-    Terms,
-    Unmasking,
-)
+from flower_privsyn.secure_aggregation.node import Sealed, Unmasking
+from flower_privsyn.secure_aggregation.roster import KeyCard, Roster, Session
+from flower_privsyn.secure_aggregation.server import ServerRound
+from flower_privsyn.secure_aggregation.terms import Terms
 
 logger = logging.getLogger("flwr.privsyn")
 

@@ -41,7 +41,7 @@ from flower_privsyn.run.rounds import (
     rounds_behind,
 )
 from flower_privsyn.run.settings import PrivateSumConfig
-from flower_privsyn.secure_aggregation import Terms
+from flower_privsyn.secure_aggregation.terms import Terms
 
 logger = logging.getLogger("flwr.privsyn")
 

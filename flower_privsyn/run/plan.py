@@ -15,8 +15,7 @@ from flower_privsyn.privacy.mechanisms import LARGEST_NOISE, STEPS
 from flower_privsyn.progress import Progress
 from flower_privsyn.run.method import Method
 from flower_privsyn.run.settings import PrivateSumConfig
-from flower_privsyn.secure_aggregation import Terms
-from flower_privsyn.secure_aggregation.terms import LEAST_STEPS
+from flower_privsyn.secure_aggregation.terms import LEAST_STEPS, Terms
 
 logger = logging.getLogger("flwr.privsyn")
 

@@ -38,7 +38,7 @@ from flower_privsyn.privacy.accounting import (
 )
 from flower_privsyn.privacy.plan import BoundedQuestion
 from flower_privsyn.run_config import SETTINGS, unfolded
-from flower_privsyn.secure_aggregation import Terms
+from flower_privsyn.secure_aggregation.terms import Terms
 
 logger = logging.getLogger("flwr.privsyn")
 

@@ -51,7 +51,7 @@ from flower_privsyn.run.question import Question, RecordSource, ReleasedSum, Sta
 from flower_privsyn.run.rounds import KeptRounds, Releases, last_state
 from flower_privsyn.run.settings import PrivateSumConfig
 from flower_privsyn.run.trackers import Following, Tracker
-from flower_privsyn.secure_aggregation import Terms
+from flower_privsyn.secure_aggregation.terms import Terms
 
 logger = logging.getLogger("flwr.privsyn")
 

@@ -25,8 +25,9 @@ from flower_privsyn.errors import FederationError, NotAllowedError, ProtocolErro
 from flower_privsyn.messages import secure as secure_wire
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy import GaussianMechanism
-from flower_privsyn.secure_aggregation import Advertised, Session, advertise
 from flower_privsyn.secure_aggregation.keys import whole
+from flower_privsyn.secure_aggregation.node import Advertised, advertise
+from flower_privsyn.secure_aggregation.roster import Session
 from flower_privsyn.testing import LoopbackGrid
 from tests.support.federation import embedding_nodes, make_users
 from tests.support.probe import Probe

@@ -10,7 +10,7 @@ import pytest
 from flwr.app import Array, ConfigRecord, RecordDict
 
 from flower_privsyn.messages import secure, wire
-from flower_privsyn.secure_aggregation import Terms
+from flower_privsyn.secure_aggregation.terms import Terms
 from tests.support.questions import DATA, ask
 
 SENT = ask(

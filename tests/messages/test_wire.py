@@ -26,7 +26,7 @@ from flower_privsyn.privacy import (
 )
 from flower_privsyn.privacy.plan import MOST_PHASES
 from flower_privsyn.queries import NearestNeighborHistogram
-from flower_privsyn.secure_aggregation import Terms
+from flower_privsyn.secure_aggregation.terms import Terms
 from tests.support.questions import DATA, ask, with_release
 
 TURNS = CyclicSampling(groups=2, rounds=6, salt="0" * 32)

@@ -22,8 +22,9 @@ from flower_privsyn.messages import secure as secure_wire
 from flower_privsyn.messages import wire
 from flower_privsyn.messages.wire import packed_bytes
 from flower_privsyn.privacy.mechanisms import STEPS
-from flower_privsyn.secure_aggregation import KeyCard, NodeKey
 from flower_privsyn.secure_aggregation.codec import read
+from flower_privsyn.secure_aggregation.keys import NodeKey
+from flower_privsyn.secure_aggregation.roster import KeyCard
 from flower_privsyn.testing import LoopbackGrid, hash_embedder
 from tests.support.federation import make_users, silent_users
 from tests.support.probe import Probe

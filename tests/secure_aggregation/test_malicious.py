@@ -9,27 +9,30 @@ import numpy as np
 import pytest
 
 from flower_privsyn.errors import ProtocolError
-from flower_privsyn.secure_aggregation import (
+from flower_privsyn.secure_aggregation import shamir
+from flower_privsyn.secure_aggregation.codec import read
+from flower_privsyn.secure_aggregation.keys import Agreement, derive, new_agreement
+from flower_privsyn.secure_aggregation.masks import add_mask
+from flower_privsyn.secure_aggregation.node import (
     Agreed,
-    KeyCard,
-    Roster,
     Sealed,
-    ServerRound,
-    Session,
-    Terms,
     Unmasking,
     advertise,
     agree,
     mask,
     receive,
-    shamir,
     share,
     unmask,
 )
-from flower_privsyn.secure_aggregation.codec import read
-from flower_privsyn.secure_aggregation.keys import Agreement, derive, new_agreement
-from flower_privsyn.secure_aggregation.masks import add_mask
-from flower_privsyn.secure_aggregation.roster import context_of, pair_context
+from flower_privsyn.secure_aggregation.roster import (
+    KeyCard,
+    Roster,
+    Session,
+    context_of,
+    pair_context,
+)
+from flower_privsyn.secure_aggregation.server import ServerRound
+from flower_privsyn.secure_aggregation.terms import Terms
 from tests.support.secure import QUESTION, SESSION, Protocol, answers, node_key
 
 EVERYBODY = range(1, 7)

@@ -11,8 +11,8 @@ from scipy import stats
 from flower_privsyn.privacy import SecureRandom
 from flower_privsyn.privacy.mechanisms import GRID, STEPS
 from flower_privsyn.privacy.randomness import InsecureRandom
-from flower_privsyn.secure_aggregation import ServerRound, Terms
-from flower_privsyn.secure_aggregation.terms import LEAST_STEPS
+from flower_privsyn.secure_aggregation.server import ServerRound
+from flower_privsyn.secure_aggregation.terms import LEAST_STEPS, Terms
 from tests.support.attacks import refuted
 from tests.support.secure import Protocol
 

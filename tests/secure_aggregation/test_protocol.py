@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from flower_privsyn.errors import ProtocolError
-from flower_privsyn.secure_aggregation import Terms, mask, receive
 from flower_privsyn.secure_aggregation import roster as roster_module
-from flower_privsyn.secure_aggregation.terms import Graph
+from flower_privsyn.secure_aggregation.node import mask, receive
+from flower_privsyn.secure_aggregation.terms import Graph, Terms
 from tests.support.secure import QUESTION, Protocol, answers, chi_square, node_key, run
 from tests.support.simulated_sum import Step, simulated_sum
 

@@ -9,8 +9,7 @@ import pytest
 from scipy import stats
 
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.secure_aggregation import Terms, graph_of
-from flower_privsyn.secure_aggregation.terms import LEAST_ROSTER, Graph
+from flower_privsyn.secure_aggregation.terms import LEAST_ROSTER, Graph, Terms, graph_of
 
 
 def test_defaults_bear_a_third_who_collude_and_an_eighth_who_are_lost() -> None:

@@ -8,12 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from flower_privsyn.secure_aggregation import (
-    NodeKey,
-    Roster,
-    ServerRound,
-    Session,
-    Terms,
+from flower_privsyn.secure_aggregation.codec import pack, unpack
+from flower_privsyn.secure_aggregation.keys import NodeKey
+from flower_privsyn.secure_aggregation.node import (
     Unmasking,
     advertise,
     agree,
@@ -22,7 +19,9 @@ from flower_privsyn.secure_aggregation import (
     share,
     unmask,
 )
-from flower_privsyn.secure_aggregation.codec import pack, unpack
+from flower_privsyn.secure_aggregation.roster import Roster, Session
+from flower_privsyn.secure_aggregation.server import ServerRound
+from flower_privsyn.secure_aggregation.terms import Terms
 from tests.support.simulated_sum import Step
 
 SESSION = Session(run=2**63 + 5, round_number=3)
