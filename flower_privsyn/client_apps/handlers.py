@@ -328,6 +328,7 @@ _REFUSALS: Mapping[type[Exception], tuple[str, wire.ClientErrorCode]] = {
     NotAllowedError: ("%s", wire.ClientErrorCode.NOT_ALLOWED),
     ProtocolError: ("secure aggregation: %s", wire.ClientErrorCode.PROTOCOL),
     LedgerError: ("%s", wire.ClientErrorCode.ACCOUNT),
+    wire.VersionError: ("request refused: %s", wire.ClientErrorCode.OTHER_VERSION),
     wire.WireError: ("request refused: %s", wire.ClientErrorCode.BAD_REQUEST),
 }
 
@@ -347,9 +348,6 @@ def _guarded(
     except ClientError as error:
         logger.error("%s", error)
         return wire.error_reply(error.code, message)
-    except wire.VersionError as error:
-        logger.error("request refused: %s", error)
-        return wire.version_reply(message)
     except tuple(_REFUSALS) as error:
         # Our own sentences: what was asked, what is allowed, and what public runs have spent.
         said, code = next(_REFUSALS[kind] for kind in _REFUSALS if isinstance(error, kind))
@@ -402,7 +400,7 @@ class _Node:
             embedder=prepared.fingerprint,
             dimension=prepared.dimension,
         )
-        return wire.reply(wire.pack_roster(entry), message)
+        return Message(wire.pack_roster(entry), reply_to=message)
 
     def _asked(self, names: Sequence[str]) -> list[type[Query]]:
         """The questions of these names; updates of models are asked for where the app trains."""
@@ -425,7 +423,7 @@ class _Node:
         if ask.secure is not None:
             raise wire.WireError("a question of secure aggregation came as one in the clear")
         answer, bound = self._charged_answer(ask, message, context)
-        return wire.reply(wire.pack_answer(answer, bound=bound), message)
+        return Message(wire.pack_answer(answer, bound=bound), reply_to=message)
 
     def _ask(self, message: Message, name: str) -> wire.Ask:
         (query_class,) = self._asked([name])

@@ -314,8 +314,8 @@ class SecureRounds:
         state, card = advertise(session, context.node_id, own)
         with store.locked():
             store.begin(state)
-        return wire.reply(
-            secure_wire.pack(secure_wire.Shown(run=context.run_id, card=card)), message
+        return Message(
+            secure_wire.pack(secure_wire.Shown(run=context.run_id, card=card)), reply_to=message
         )
 
     def give_shares(self, message: Message, context: Context) -> Message:
@@ -330,7 +330,7 @@ class SecureRounds:
             allowed = None if in_simulation() else guard.allowed_nodes(_key(context))
             kept, sealed = share(state, Roster(session, terms, cards), allowed=allowed)
             store.keep(kept)
-        return wire.reply(secure_wire.pack(sealed), message)
+        return Message(secure_wire.pack(sealed), reply_to=message)
 
     def answer(self, message: Message, context: Context) -> Message:
         """The answer to the round's question, with this node's noise, under all masks."""
@@ -359,7 +359,7 @@ class SecureRounds:
                 key=key,
             )
             store.keep(kept)
-        return wire.reply(secure_wire.pack_masked(masked, signature), message)
+        return Message(secure_wire.pack_masked(masked, signature), reply_to=message)
 
     def sign_survivors(self, message: Message, context: Context) -> Message:
         """A signature on the set of nodes that answered."""
@@ -372,7 +372,7 @@ class SecureRounds:
                 state, survivors=shown.survivors, answered=shown.answered, key=key
             )
             store.keep(kept)
-        return wire.reply(secure_wire.pack(secure_wire.Signed(signature=signature)), message)
+        return Message(secure_wire.pack(secure_wire.Signed(signature=signature)), reply_to=message)
 
     def unmask(self, message: Message, context: Context) -> Message:
         """Shares that unmask the sum; what was kept of the round is gone before they leave."""
@@ -382,7 +382,7 @@ class SecureRounds:
             state = store.state(session, Agreed)
             shares = unmask(state, signatures=signatures)
             store.keep(None)
-        return wire.reply(secure_wire.pack(shares), message)
+        return Message(secure_wire.pack(shares), reply_to=message)
 
 
 def noise_steps(ask: wire.Ask) -> float:

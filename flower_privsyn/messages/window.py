@@ -96,7 +96,9 @@ class WindowedGrid:
                 batch = list(islice(messages, max(0, room)))
                 if not batch and not waiting:
                     break
-                waiting |= dict.fromkeys(self._pushed(batch), now + patience)
+                sent = self.flower.push_messages(batch) if batch else ()
+                # What Flower did not take is not waited for: some Grids put None for it.
+                waiting |= dict.fromkeys(filter(None, sent), now + patience)
                 mine |= waiting.keys()
                 del batch
                 # Flower returns them in no order.
@@ -125,22 +127,6 @@ class WindowedGrid:
         finally:
             self._overdue |= waiting.keys()
         self._collect_late()
-
-    def _pushed(self, messages: list[Message]) -> list[str]:
-        """Send messages, and return their ids; what Flower did not take is not waited for."""
-        if not messages:
-            return []
-        ids = list(self.flower.push_messages(messages))
-        if len(ids) < len(messages):  # some Grids leave out the refused, others put None
-            taken = set(ids)
-            messages = [m for m in messages if m.metadata.message_id in taken]
-            ids = [m.metadata.message_id for m in messages]
-        self._overdue |= {
-            message.metadata.message_id
-            for name, message in zip(ids, messages, strict=True)
-            if not name
-        }
-        return [name for name in ids if name]
 
     def _collect_late(self) -> None:
         """Take out replies to earlier exchanges, which else stay in Flower's memory."""

@@ -327,11 +327,6 @@ def data_request(record: Mapping[str, Any], header: type[Announcement | Ask]) ->
     return data
 
 
-_CARRIED: Final = (
-    "a whole number of 64 bits, a number, a text, bytes, true or false, or a tuple of one of these"
-)
-
-
 def refuse_uncarried(query: Query) -> None:
     """Refuse a question that nodes would not get, or would get as another one.
 
@@ -345,24 +340,16 @@ def refuse_uncarried(query: Query) -> None:
         ConfigError: a parameter is of a kind that Flower does not carry, or comes back as another.
     """
     sent = query.to_wire()
-    arrived = {}
-    for key, value in sent.items():
-        try:
-            arrived[key] = ConfigRecord.inflate(ConfigRecord({key: value}).deflate())[key]
-        except (TypeError, ValueError) as error:
-            raise ConfigError(
-                f"the parameter {key.replace('-', '_')} of the query {query.name} is {value!r} "
-                f"({type(value).__name__}), which Flower's messages do not carry: it must be "
-                f"{_CARRIED}"
-            ) from error
     try:
-        received: object = type(query).from_wire(arrived).to_wire()
+        record = ConfigRecord.inflate(ConfigRecord(sent).deflate())
+        received: object = type(query).from_wire(dict(record)).to_wire()
     except Exception as error:
         received = error
     if received != sent:
         raise ConfigError(
-            f"the query {query.name} is {sent!r} and arrives on a node as {received!r}: its "
-            "`from_wire` must make the same query of what its `to_wire` gives"
+            f"the query {query.name} is {sent!r} and arrives on a node as {received!r}: Flower's "
+            "messages carry whole numbers of 64 bits, numbers, texts, bytes, true, false, and "
+            "tuples of one of these, and `from_wire` must make the same query of them"
         )
 
 
@@ -514,6 +501,7 @@ class ClientErrorCode(IntEnum):
     USER_ON_SEVERAL_NODES = 1006
     PROTOCOL = 1007
     ACCOUNT = 1008
+    OTHER_VERSION = 1009
 
 
 #: Where a node says more than it sends.
@@ -531,12 +519,9 @@ CLIENT_ERROR_TEXT: Mapping[ClientErrorCode, str] = {
     ClientErrorCode.PROTOCOL: "the node takes no part in this step of secure aggregation; its own "
     "log says why",
     ClientErrorCode.ACCOUNT: f"the node's own account cannot be kept; {NODE_LOG}",
+    ClientErrorCode.OTHER_VERSION: "the client app speaks another protocol than this server: "
+    "install the same flower-privsyn on both sides",
 }
-
-
-#: The version that a client speaks is added to it: all it says to a server of another one.
-_OTHER_PROTOCOL: Final = 1100
-_OTHER_PROTOCOL_TEXT: Final = "the client app speaks another protocol"
 
 
 def message_type(query: type[Query] | Query) -> str:
@@ -890,11 +875,6 @@ def unpack_answer(
 def words_of(code: int) -> str:
     """The fixed sentence of an error code; one for all codes that are none of a client's."""
     known = {int(known): text for known, text in CLIENT_ERROR_TEXT.items()}
-    if _OTHER_PROTOCOL < code < _OTHER_PROTOCOL + 100:
-        return (
-            f"the client app speaks protocol {code - _OTHER_PROTOCOL}, this server {PROTOCOL}: "
-            "install the same flower-privsyn on both sides"
-        )
     return known.get(code, "an error of Flower")
 
 
@@ -903,24 +883,11 @@ def error_reply(code: ClientErrorCode, message: Message) -> Message:
     return Message(Error(code=int(code), reason=CLIENT_ERROR_TEXT[code]), reply_to=message)
 
 
-def version_reply(message: Message) -> Message:
-    """The reply of a client that another version of the protocol has asked: its own, as a code."""
-    return Message(
-        Error(code=_OTHER_PROTOCOL + PROTOCOL, reason=_OTHER_PROTOCOL_TEXT), reply_to=message
-    )
-
-
-def reply(content: RecordDict, message: Message) -> Message:
-    """A reply that holds `content`."""
-    return Message(content, reply_to=message)
-
-
 def unexpected_records(message: Message) -> list[str]:
     """Names of records in a client's message that are neither public, masked nor accounted."""
     found: list[str] = []
     if message.has_error():
         reasons = {(int(code), text) for code, text in CLIENT_ERROR_TEXT.items()}
-        reasons.add((_OTHER_PROTOCOL + PROTOCOL, _OTHER_PROTOCOL_TEXT))
         if (message.error.code, message.error.reason) not in reasons:
             found.append("error text")
         return found

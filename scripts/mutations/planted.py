@@ -265,10 +265,12 @@ PROMISED: dict[str, tuple[Mutation, ...]] = {
             name="a node's head-count travels with its masked answer",
             guards="the number of users not where a sum hides it",
             where="client_apps/secure.py::SecureRounds.answer",
-            before="    return wire.reply(secure_wire.pack_masked(masked, signature), message)\n",
+            before=(
+                "    return Message(secure_wire.pack_masked(masked, signature), reply_to=message)\n"
+            ),
             after=(
-                "    reply = wire.reply(secure_wire.pack_masked(masked, signature), "
-                "message)\n"
+                "    reply = Message(secure_wire.pack_masked(masked, signature), "
+                "reply_to=message)\n"
                 "    from flwr.app import ConfigRecord\n"
                 '    reply.content["privsyn.cohort"] = ConfigRecord({"num_users": len('
                 "values)})\n"
@@ -284,14 +286,14 @@ PROMISED: dict[str, tuple[Mutation, ...]] = {
             where="client_apps/handlers.py::_Node.answer",
             before=(
                 "    answer, bound = self._charged_answer(ask, message, context)\n"
-                "    return wire.reply(wire.pack_answer(answer, bound=bound), message)\n"
+                "    return Message(wire.pack_answer(answer, bound=bound), reply_to=message)\n"
             ),
             after=(
                 "    guard = guard_of(context)\n"
                 "    charge, type(guard).charge = type(guard).charge, lambda *_, **__: None\n"
                 "    answer, bound = self._charged_answer(ask, message, context)\n"
                 "    type(guard).charge = charge\n"
-                "    left = wire.reply(wire.pack_answer(answer, bound=bound), message)\n"
+                "    left = Message(wire.pack_answer(answer, bound=bound), reply_to=message)\n"
                 "    guard.charge(charge_of(ask, context, guard))\n"
                 "    return left\n"
             ),
@@ -310,9 +312,9 @@ PROMISED: dict[str, tuple[Mutation, ...]] = {
         Mutation(
             name="a user on two nodes of one round costs one release",
             guards="of every answer that a user is in",
-            where="client_apps/account.py::_copies",
-            before="if None not in deals and len(deals) == 1 else len(asked)",
-            after="if None not in deals and len(deals) == 1 else 1",
+            where="client_apps/account.py::_multiplier",
+            before="    if len(asked) > 1:\n",
+            after="    if len(asked) > 2:\n",
             tests=("tests/client_apps/test_account.py::TestWhoIsIn",),
         ),
         Mutation(

@@ -39,24 +39,14 @@ class TestParameters:
         refuse_uncarried(kind(**({"clip_to": 1.0} if kind.trains else {})))
 
     @pytest.mark.parametrize(
-        ("held", "kind"),
-        [
-            (None, "NoneType"),
-            ({"a": 1}, "dict"),
-            ((1, "a"), "list"),
-            (((1,), (2,)), "list"),
-            (2**64, "int"),
-            ("\ud800", "str"),
-            (np.int64(3), "int64"),
-        ],
+        "held", [None, {"a": 1}, (1, "a"), ((1,), (2,)), 2**64, "\ud800", np.int64(3)]
     )
-    def test_that_no_message_carries_are_named(self, held: Any, kind: str) -> None:
-        said = rf"parameter held of the query holding is .* \({kind}\), which Flower's messages do "
-        with pytest.raises(ConfigError, match=said):
+    def test_that_no_message_carries_are_refused(self, held: Any) -> None:
+        with pytest.raises(ConfigError, match="query holding is .*held"):
             refuse_uncarried(Holding(held=held))
 
     def test_are_looked_at_where_a_query_is_tested(self) -> None:
         cohort = Cohort.of(["text"], [0], 1)
         check_query(Holding(), cohort, {})
-        with pytest.raises(ConfigError, match="held of the query holding is None"):
+        with pytest.raises(ConfigError, match="query holding is .*held"):
             check_query(Holding(held=None), cohort, {})
