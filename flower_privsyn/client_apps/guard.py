@@ -19,11 +19,10 @@ from flwr.app import Context
 from flower_privsyn.client_apps.account import Charge, NodeLedger, planned_release, run_name, within
 from flower_privsyn.client_apps.policy import DEFAULTS, NodePolicy
 from flower_privsyn.environment import NODE_POLICY
-from flower_privsyn.errors import ConfigError, ModelError, NotAllowedError
+from flower_privsyn.errors import ConfigError, NotAllowedError
 from flower_privsyn.files import expanded, located, sha256_of, user_path
 from flower_privsyn.messages import wire
-from flower_privsyn.models import BUNDLED_FOLDER, BUNDLED_MODELS
-from flower_privsyn.models.hub import folder_in_cache
+from flower_privsyn.models import BUNDLED_MODELS
 from flower_privsyn.privacy import FixedSizeSampling, PoissonSampling, Release
 from flower_privsyn.secure_aggregation.keys import NodeKey
 from flower_privsyn.secure_aggregation.terms import Terms
@@ -36,7 +35,6 @@ _PART_OF = re.compile(r"([^:]+)(?::[\w.-]*){1,2}")
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 _simulated = contextvars.ContextVar("simulated", default=False)
-_told: set[str] = set()
 
 
 @contextlib.contextmanager
@@ -96,29 +94,6 @@ class NodeGuard:
             self.dataset = dataset_name(node_config, policy)
             self.ledger = NodeLedger(self.dataset)
 
-    @classmethod
-    def of(cls, node_config: Mapping[str, Any]) -> NodeGuard:
-        """The guard of a node, and one line in its log that says which policy is in force.
-
-        Raises:
-            ConfigError: The policy cannot be used; the node then answers nothing.
-        """
-        if in_simulation():
-            return cls(None, node_config)
-        policy = find_policy(node_config)
-        guard = cls(policy, node_config)
-        where = policy.source
-        if where == DEFAULTS:
-            where += f" (there is no {policy_file()}; `privsyn node policy --init` writes one)"
-        line = (
-            f"node policy: {where}; at most epsilon {policy.max_epsilon:g} in total at delta "
-            f"{policy.delta:g} ({policy.relation.value})"
-        )
-        if line not in _told:
-            _told.add(line)
-            logger.info("%s", line)
-        return guard
-
     def check_model(self, kind: Literal["embedding", "trained"], name: str) -> str:
         """Refuse a model that the server may not name.
 
@@ -154,7 +129,7 @@ class NodeGuard:
             NotAllowedError: This is no simulation, and the node's own configuration has no
                 `label-column`.
         """
-        if classes and not self._names_labels and not in_simulation():
+        if classes and self._policy is not None and not self._names_labels:
             raise NotAllowedError(
                 f"The run asks about {len(classes)} classes of documents; this node's owner names "
                 "no column of labels, and naming it is what allows that (--node-config "
@@ -358,11 +333,30 @@ def data_name(node_config: Mapping[str, Any]) -> str:
 
 
 def guard_of(context: Context) -> NodeGuard:
-    """The owner's word; a node whose policy cannot be used answers nothing."""
+    """The owner's word, and a line in the node's log that says which policy is in force.
+
+    Raises:
+        NotAllowedError: The policy cannot be used; the node then answers nothing.
+    """
+    own = context.node_config
+    if in_simulation():
+        return NodeGuard(None, own)
     try:
-        return NodeGuard.of(context.node_config)
+        policy = find_policy(own)
+        guard = NodeGuard(policy, own)
     except ConfigError as error:
         raise NotAllowedError(str(error)) from None
+    where = policy.source
+    if where == DEFAULTS:
+        where += f" (there is no {policy_file()}; `privsyn node policy --init` writes one)"
+    logger.info(
+        "node policy: %s; at most epsilon %g in total at delta %g (%s)",
+        where,
+        policy.max_epsilon,
+        policy.delta,
+        policy.relation.value,
+    )
+    return guard
 
 
 def charge_of(ask: wire.Ask, context: Context, guard: NodeGuard) -> Charge:
@@ -402,22 +396,16 @@ def model_digest(folder: Path) -> str:
 
 
 def model_files(kind: Literal["embedding", "trained"], name: str) -> Path:
-    """Where a model lies; an embedding model is downloaded first if it has to be.
+    """Where a model lies; one of the hub is downloaded first if it has to be.
 
     Raises:
-        ModelError: There is no such model, or one to train is not on this machine.
+        ModelError: There is no such model.
     """
     if kind == "embedding":
         from flower_privsyn.embedding.embedder import model_folder
 
         return model_folder(located(name))
-    if name in BUNDLED_MODELS:
-        return BUNDLED_FOLDER / name
-    folder = Path(located(name))
-    found = folder if folder.is_dir() else folder_in_cache(name)
-    if found is None:
-        raise ModelError(
-            f"model {name!r}, whose digest the node policy states, is not on this machine: "
-            "download it first"
-        )
-    return found
+    from flower_privsyn.models import pretrained
+
+    # A bundled model is meant by its name, whatever lies in the folder one is in.
+    return Path(pretrained.model_folder(name if name in BUNDLED_MODELS else located(name)))

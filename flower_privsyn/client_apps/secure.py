@@ -304,13 +304,12 @@ class SecureRounds:
             NotAllowedError: the node has no key, or its owner lists none, or others than the owner
                 could change what it keeps of a round.
         """
-        if not in_simulation():
-            _own_key(context, guard)
+        _own_key(context, guard)
 
     def show_keys(self, message: Message, context: Context) -> Message:
         """Fresh keys for a round, signed."""
         store, session = _store(context), _session(message, context)
-        own = _key(context) if in_simulation() else _own_key(context, guard_of(context))
+        own = _own_key(context, guard_of(context))
         state, card = advertise(session, context.node_id, own)
         with store.locked():
             store.begin(state)
@@ -327,7 +326,7 @@ class SecureRounds:
         guard.check_terms(terms, len(cards))
         with store.locked():
             state = store.state(session, Advertised)
-            allowed = None if in_simulation() else guard.allowed_nodes(_key(context))
+            allowed = guard.allowed_nodes(_key(context))
             kept, sealed = share(state, Roster(session, terms, cards), allowed=allowed)
             store.keep(kept)
         return Message(secure_wire.pack(sealed), reply_to=message)
@@ -431,8 +430,7 @@ def _check_roster(roster: Roster, guard: NodeGuard, own: NodeKey) -> None:
         ProtocolError: another node's key.
     """
     guard.check_terms(roster.terms, len(roster.cards))
-    if not in_simulation():
-        roster.check_allowed(guard.allowed_nodes(own))
+    roster.check_allowed(guard.allowed_nodes(own))
 
 
 def _key(context: Context) -> NodeKey:

@@ -11,7 +11,7 @@ import pytest
 from flwr.clientapp import ClientApp
 
 from flower_privsyn.client_apps import create_client_app
-from flower_privsyn.client_apps.guard import NodeGuard, model_digest, simulated
+from flower_privsyn.client_apps.guard import NodeGuard, find_policy, model_digest, simulated
 from flower_privsyn.client_apps.training import LocalTraining
 from flower_privsyn.data import Chunking, Users
 from flower_privsyn.errors import NotAllowedError
@@ -172,6 +172,6 @@ def test_the_owner_allows_both_models(data: wire.DataRequest, llama: Path, tmp_p
         with pytest.raises(
             NotAllowedError, match='The server names the embedding model "all-MiniLM'
         ):
-            NodeGuard.of(node).check_model("embedding", data.embedding_model)
+            NodeGuard(find_policy(node), node).check_model("embedding", data.embedding_model)
         reply = prepare(app, data, where(node, run_id=2**40))
     assert wire.ClientErrorCode(reply.error.code).name == "NOT_ALLOWED"

@@ -300,7 +300,7 @@ def test_what_is_loaded_is_what_was_compared(
     loaded: list[str] = []
 
     class Trainer:
-        def source(self, model: TrainableModel) -> Any:
+        def source(self, model: TrainableModel, *, embeddings: Any = None) -> Any:
             loaded.append(model.name)
             raise DataError("enough")
 
