@@ -96,9 +96,10 @@ class WindowedGrid:
                 batch = list(islice(messages, max(0, room)))
                 if not batch and not waiting:
                     break
-                sent = self.flower.push_messages(batch) if batch else ()
                 # What Flower did not take is not waited for: some Grids put None for it.
-                waiting |= dict.fromkeys(filter(None, sent), now + patience)
+                sent = [*filter(None, self.flower.push_messages(batch))] if batch else []
+                waiting |= dict.fromkeys(sent, now + patience)
+                self._overdue |= {one.metadata.message_id for one in batch} - set(sent)
                 mine |= waiting.keys()
                 del batch
                 # Flower returns them in no order.
