@@ -382,6 +382,7 @@ class NodeUsers:
             context.node_id,
             request,
             *sorted(context.node_config.items()),
+            *sorted(context.run_config.items()),
             guard.dataset,
             *models_of(request, guard),
         )
