@@ -92,7 +92,7 @@ def read_people(
     if recipe is None:
         return None
     parts = _by_node(recipe, values, nodes=nodes)
-    assigned.forget()
+    assigned.cache_clear()
     copies = Counter(user for part in parts for user in part.user_ids)
     most = max(copies.values(), default=0)
     if most > most_nodes:
