@@ -281,25 +281,19 @@ def _without_quotes(text: str) -> str:
 
 def _after(prompt: str, answer: str, *, stop: Sequence[str]) -> str:
     """The part of an answer that goes on with a prompt, as a continuation has it."""
-    before, _, opening = prompt.rpartition("\n")
-    text = _below(before.rpartition("\n")[2], answer.strip())
+    text = _below(prompt.rstrip("\n").rpartition("\n")[2], answer.strip())
     for end in stop:
         text = text.partition(end)[0]
-    text = _without_quotes(text.strip())
-    if opening and text.startswith(opening):
-        return text.removeprefix(opening)
-    return f" {text}" if opening and (text[:1].isalnum() or text[:1] in _QUOTES) else text
+    return _without_quotes(text.strip())
 
 
 def _below(heading: str, text: str) -> str:
     """The part of an answer below a heading that it repeats, and above the next one.
 
     Args:
-        heading: the last line of the prompt, "Sample 4"; "" for none.
+        heading: the last line of the prompt, "Sample 4".
         text: with that line, or others of another number, or none.
     """
-    if not heading:
-        return text
     own = re.escape(heading)
     other = re.sub(r"\d+", r"\\d+", own)
     line = r"(?im)^[*_#> \t]*{}[*_: \t\r]*$"

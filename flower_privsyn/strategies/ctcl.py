@@ -85,21 +85,14 @@ class TopicsOfRun:
 
     about: str
     digest: str
-    conditions: tuple[str, ...]
-    weights: tuple[float, ...] = ()
+    conditions: list[str]
+    weights: Sequence[float] = ()
 
     @classmethod
     def read(cls, run: RunDirectory) -> TopicsOfRun | None:
         """Those of a run; None where it has none."""
         stored = read_json(run.path / TOPICS_FILE)
-        if not stored:
-            return None
-        return cls(
-            about=str(stored["about"]),
-            digest=str(stored["digest"]),
-            conditions=tuple(stored["conditions"]),
-            weights=tuple(stored["weights"]),
-        )
+        return cls(**stored) if stored else None
 
     def write(self, run: RunDirectory) -> None:
         """Keep them in the directory of a run, for its owner alone: the weights are a release."""
@@ -328,7 +321,7 @@ class TopicsAndTraining(FederatedTraining):
         self._described = TopicsOfRun(
             about=hierarchy.about,
             digest=topics.digest(),
-            conditions=tuple(self._texts_before(topics)),
+            conditions=self._texts_before(topics),
         )
         if before is not None and replace(before, weights=()) != self._described:
             raise ConfigError(
@@ -403,7 +396,7 @@ class TopicsAndTraining(FederatedTraining):
             reason = reason if "histogram" in state else "the histogram was lost"
             logger.warning("%s: texts are dealt to topics as public text is", reason)
             weights, topics_by = need(self._topics).shares, f"public text, as {reason}"
-        topics = replace(self._described, weights=tuple(weights.tolist()))
+        topics = replace(self._described, weights=weights.tolist())
         topics.write(self.run)
         writer = TopicWriter(
             generator=load_trained_generator(self.run.path / str(figures["model"])),

@@ -94,7 +94,7 @@ class LocalModel:
         self.dimension = sum(parameter.numel() for parameter in named.values())
         self._weights = torch.empty(self.dimension, device=self._device)
         self._start = torch.empty(self.dimension, device=self._device)
-        for parameter, (weights,) in zip(named.values(), self._pieces(self._weights), strict=True):
+        for parameter, weights in zip(named.values(), self._pieces(self._weights), strict=True):
             with torch.no_grad():
                 weights.copy_(parameter)
             parameter.data = weights
@@ -119,12 +119,12 @@ class LocalModel:
         self._end: list[int] = [] if end is None else [int(end)]
         self._positions = context_of(self._model)
 
-    def _pieces(self, *vectors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
-        """The parameters' pieces of flat vectors, as views of their shapes."""
+    def _pieces(self, vector: torch.Tensor) -> Iterator[torch.Tensor]:
+        """The parameters' pieces of a flat vector, as views of their shapes."""
         begin = 0
         for shape in self.shapes.values():
             end = begin + int(np.prod(shape, dtype=np.int64))
-            yield tuple(vector[begin:end].view(shape) for vector in vectors)
+            yield vector[begin:end].view(shape)
             begin = end
 
     @functools.cached_property
@@ -171,11 +171,6 @@ class LocalModel:
     def parameters(self) -> npt.NDArray[np.float32]:
         """The parameters that users start from, (dimension,) float32, a copy."""
         return self._start.cpu().numpy().copy()
-
-    def named(self, flat: npt.NDArray[np.float32]) -> dict[str, npt.NDArray[np.float32]]:
-        """Cut a flat vector into the parameters it holds, by their names in the model."""
-        pieces = self._pieces(torch.from_numpy(flat))
-        return {name: piece.numpy() for name, (piece,) in zip(self.shapes, pieces, strict=True)}
 
     def start_from(self, parameters: npt.NDArray[np.float32]) -> None:
         """Set the parameters that the next users start from.

@@ -59,23 +59,6 @@ def test_a_heading_that_is_repeated_is_no_part_of_the_text(answer: str, text: st
     assert found == text
 
 
-@pytest.mark.parametrize(
-    ("answer", "text"),
-    [
-        ("The court of appeal held", " of appeal held"),
-        ("of appeal held", " of appeal held"),
-        ('"The court of appeal held"', " of appeal held"),
-        (", which held", ", which held"),
-        ("**Sample 4**\nThe court of appeal held", " of appeal held"),
-        ("", ""),
-    ],
-)
-def test_an_opening_is_gone_on_with_whether_or_not_it_is_repeated(answer: str, text: str) -> None:
-    generator = ByMessages(Chat(answer), instruction="")
-    ((found,),) = generator.generate(["Sample 4\nThe court"], sampling=SAMPLING)
-    assert found == text
-
-
 def test_what_ends_a_text_is_looked_for_behind_headings() -> None:
     answer = "Sample 4\na new text END and more"
     chat = Chat(answer)

@@ -26,6 +26,7 @@ from flower_privsyn.strategies.hybrid import SketchThenTraining
 from flower_privsyn.training.local import LocalModel
 from tests.support.correlated import strategy_matrix, turns
 from tests.support.federation import asked, silent, training_nodes
+from tests.support.parameters import named
 from tests.support.probe import Killed, dying_in
 from tests.support.run_files import lines, release, releases
 from tests.support.small_runs import small_training
@@ -151,7 +152,7 @@ class TestTheStudent:
         )
         inside = {name: value.numpy() for name, value in final.base.state_dict().items()}
         trained = model_of(run / "models" / "plain")
-        for name, value in trained.named(plain).items():
+        for name, value in named(trained, plain).items():
             assert np.array_equal(inside[name], value), name
         assert float(final.token_bias.abs().max()) > 0
         assert strategy.run.state["summary"]["model"] == "models/final"

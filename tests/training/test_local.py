@@ -15,6 +15,7 @@ from flower_privsyn.errors import ConfigError
 from flower_privsyn.models.bias import LogitBias, bigram_table
 from flower_privsyn.models.trainable import TrainableModel
 from flower_privsyn.training.local import LocalModel
+from tests.support.parameters import named
 
 STEP = {"learning_rate": 0.5, "epochs": 1, "batch_size": 100}
 
@@ -76,7 +77,7 @@ class TestUpdate:
         update = model.update(samples, **STEP)
         assert update is not None
         exact = reference(folder, [samples], learning_rate=0.5)
-        assert_same(model.named(update), exact, steps=1)
+        assert_same(named(model, update), exact, steps=1)
 
     def test_epochs_batches_and_their_order(self, folder: Path, texts: list[str]) -> None:
         model = local(folder)
@@ -89,13 +90,13 @@ class TestUpdate:
         update = model.update(samples, learning_rate=0.2, epochs=2, batch_size=2, seed=[4, 2])
         assert update is not None
         exact = reference(folder, batches, learning_rate=0.2)
-        assert_same(model.named(update), exact, steps=6)
+        assert_same(named(model, update), exact, steps=6)
         cut = model.update(
             samples, learning_rate=0.2, epochs=2, batch_size=2, max_steps=4, seed=[4, 2]
         )
         assert cut is not None
         exact = reference(folder, batches[:4], learning_rate=0.2)
-        assert_same(model.named(cut), exact, steps=4)
+        assert_same(named(model, cut), exact, steps=4)
 
     def test_does_not_depend_on_who_was_trained_before(
         self, folder: Path, texts: list[str]
@@ -234,7 +235,7 @@ class TestWhatIsTrained:
         update = model.update(model.encode(texts[:4]), **STEP)
         assert update is not None
         # B is zero at first, so that only B moves in the first step.
-        moved = {name for name, value in model.named(update).items() if value.any()}
+        moved = {name for name, value in named(model, update).items() if value.any()}
         assert moved == {name for name in model.shapes if "lora_B" in name}
 
     def test_layers(self, llama: Path, texts: list[str]) -> None:
@@ -248,8 +249,8 @@ class TestWhatIsTrained:
         some, everything = model.update(samples, **STEP), whole.update(samples, **STEP)
         assert some is not None
         assert everything is not None
-        expected = whole.named(everything)
-        for name, value in model.named(some).items():
+        expected = named(whole, everything)
+        for name, value in named(model, some).items():
             assert np.abs(value - expected[name]).max() < 1e-6
 
     @pytest.mark.parametrize("trained", [{"trainable": "lora"}, {"trainable": "lm_head.*"}])
@@ -307,7 +308,7 @@ class TestWhatIsTrained:
         assert plain is not None
         expected = reference(tmp_path / "biased", [rows], learning_rate=0.5)
         inside = {name.removeprefix("base."): value for name, value in expected.items()}
-        assert_same(model.named(update), inside, steps=1)
+        assert_same(named(model, update), inside, steps=1)
         assert np.abs(update - plain).max() > 1e-3
         model.set_bias(None)
         again = model.update(rows, **STEP)
