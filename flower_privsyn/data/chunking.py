@@ -180,11 +180,8 @@ class Chunking(Settings):
         Raises:
             ConfigError: If the tokenizer gives no offsets.
         """
-        found = list(self._pieces(users.texts, tokenizer))
-        failed = np.array([pieces is None for pieces in found], dtype=np.bool_)
-        if failed.any():
-            skipping.note(users.owners_of(failed), records=int(failed.sum()))
-        pieces = [one or [] for one in found]
+        whose = [users.user_ids[owner] for owner in users.owners.tolist()]
+        pieces = self.pieces(users.texts, tokenizer=tokenizer, whose=whose)
         texts = list(itertools.chain.from_iterable(pieces))
         ends = np.array(
             [end for one in zip(users.texts, pieces, strict=True) for end in _ends(*one)],
@@ -210,41 +207,39 @@ class Chunking(Settings):
         return np.array([places[str(label)] for label in labels], dtype=np.int64)
 
     def pieces(
-        self, texts: Sequence[str], *, tokenizer: Any, at_sentences: bool = False
+        self,
+        texts: Sequence[str],
+        *,
+        tokenizer: Any,
+        at_sentences: bool = False,
+        whose: Sequence[str] = (),
     ) -> list[list[str]]:
-        """The pieces of each text, in order: nobody's text, so that no cap applies.
+        """The pieces of each text, in order; no cap applies.
 
         Args:
-            texts: The n texts, public or written by a generator.
+            texts: The n texts.
             tokenizer: As for `samples`.
             at_sentences: Cut only where a sentence ends, and leave out a sentence that alone is
                 longer than a piece; a text without ends of sentences is cut as usual.
+            whose: Of each text, whom it is counted for where the tokenizer fails on it; empty for
+                texts that are public, or written by a generator.
 
         Returns:
             n lists; empty for a text that is blank or that the tokenizer fails on.
         """
-        found = list(self._pieces(texts, tokenizer, at_sentences=at_sentences))
-        failed = [number for number, pieces in enumerate(found) if pieces is None]
-        if failed:
-            skipping.note(failed, records=len(failed))
-        return [pieces or [] for pieces in found]
-
-    def _pieces(
-        self,
-        texts: Sequence[str],
-        tokenizer: Any,
-        *,
-        at_sentences: bool = False,
-    ) -> Iterator[list[str] | None]:
-        """The pieces of each text; None where the tokenizer fails."""
         cut: Callable[[Sequence[str]], Iterable[list[str]]] = _whole
         if self.max_tokens is not None:
             cut = functools.partial(
                 _cut, tokenizer, max_tokens=self.max_tokens, at_sentences=at_sentences
             )
         skipping.check(cut, probe=skipping.PUBLIC_EXAMPLE)
+        found: list[list[str] | None] = []
         for batch in text_batches(texts):
-            yield from skipping.retry_by_halves(texts[batch], cut)
+            found += skipping.retry_by_halves(texts[batch], cut)
+        failed = [place for place, pieces in enumerate(found) if pieces is None]
+        if failed:
+            skipping.note((whose[n] if whose else n for n in failed), records=len(failed))
+        return [pieces or [] for pieces in found]
 
 
 def within_limits(users: Users, *, seed: int) -> Users:

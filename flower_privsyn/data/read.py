@@ -11,7 +11,7 @@ import json
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Final, cast
+from typing import Any, Final, cast
 
 from flower_privsyn.data.columns import Cells, Columns, is_unicode
 from flower_privsyn.errors import DataError
@@ -144,11 +144,10 @@ def _opened(path: Path) -> Iterator[io.TextIOWrapper]:
         DataError: While it is read: it is no complete gzip file.
         OSError: It cannot be read.
     """
-    packed = path.name.lower().endswith(".gz")
+    opened: Any = gzip.open if path.name.lower().endswith(".gz") else open
     try:
-        with gzip.open(path) if packed else path.open("rb") as file:
-            raw = io.BufferedReader(cast(io.RawIOBase, file)) if packed else cast(BinaryIO, file)
-            yield io.TextIOWrapper(raw, "utf-8-sig", errors="surrogateescape", newline="")
+        with opened(path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline="") as text:
+            yield text
     except (EOFError, gzip.BadGzipFile, zlib.error):
         raise DataError(f"{path} is not a complete gzip file.") from None
 
@@ -174,30 +173,27 @@ def json_values(path: Path) -> Iterator[tuple[str, object]]:
         DataError: The array is broken, or the file is no complete gzip file.
         OSError: It cannot be read.
     """
+    begun = False
     with _opened(path) as text:
-        yield from _json_values(path, text)
-
-
-def _json_values(path: Path, text: io.TextIOWrapper) -> Iterator[tuple[str, object]]:
-    begun, where = False, str(path)
-    # Not `splitlines`: a text may hold U+2028 and other separators unescaped.
-    for number, line in enumerate(iter(text.readline, ""), start=1):
-        if not begun and line.lstrip().startswith("["):
+        # Not `splitlines`: a text may hold U+2028 and other separators unescaped.
+        for number, line in enumerate(iter(text.readline, ""), start=1):
             try:
-                entries = json.loads(line + text.read())
+                if not begun and line.lstrip().startswith("["):
+                    line += text.read()
+                    entries = enumerate(json.loads(line), start=1)
+                    yield from ((f"{path} entry {place}", entry) for place, entry in entries)
+                elif line.strip():
+                    begun = True
+                    yield f"{path} line {number}", json.loads(line)
             except (ValueError, RecursionError) as error:
+                if begun:
+                    yield f"{path} line {number}", None
+                    continue
                 at = number - 1 + getattr(error, "lineno", 1)
                 raise DataError(
                     f"{path} line {at}: the JSON array is broken there, so nobody knows whose the "
                     "rest is."
                 ) from None
-            yield from ((f"{where} entry {n}", entry) for n, entry in enumerate(entries, start=1))
-        elif line.strip():
-            begun = True
-            try:
-                yield f"{where} line {number}", json.loads(line)
-            except (ValueError, RecursionError):
-                yield f"{where} line {number}", None
 
 
 def _row(place: str, row: object, columns: Columns) -> dict[str, Any]:

@@ -134,10 +134,7 @@ class RecordStore:
                 own_folder(folder)
             try_file(self._tickets)
         except OSError as error:
-            raise DataError(
-                f"The record store {self._folder} cannot be created or written "
-                f"({error.strerror or type(error).__name__})."
-            ) from None
+            raise self._cannot_be_written(error) from None
 
     # ---- entries
 
@@ -330,16 +327,10 @@ def _write(path: Path, stored: StoredRecords) -> None:
     }
     if stored.labels is not None:
         columns["labels"] = pa.array(stored.labels)
-    batch = pa.record_batch(
-        list(columns.values()),
-        # Pure ASCII: whatever an id is made of comes back as it was.
-        schema=pa.schema(
-            [(name, column.type) for name, column in columns.items()],
-            metadata={_FACTS: json.dumps(facts)},
-        ),
-    )
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, batch.schema) as writer:
-        writer.write_batch(batch)
+    # Pure ASCII: whatever an id is made of comes back as it was.
+    table = pa.table(columns).replace_schema_metadata({_FACTS: json.dumps(facts)})
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
 
 
 def _read(path: Path) -> StoredRecords:

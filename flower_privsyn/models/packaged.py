@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.metadata
-import importlib.util
 import io
 import logging
 import os
@@ -140,12 +139,6 @@ def folder(model: PackagedModel) -> Path:
 
 def _found(model: PackagedModel) -> list[Path]:
     """Where the parts of the file are."""
-    # Transformers reads GGUF files with them.
-    missing = [one for one in ("gguf", "accelerate") if importlib.util.find_spec(one) is None]
-    if missing:
-        raise MissingExtraError(
-            f"{model.name} is read with what is not installed here: pip install {' '.join(missing)}"
-        )
     parts = []
     for name, path in model.files:
         part = None
