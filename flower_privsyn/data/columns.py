@@ -21,13 +21,6 @@ _NAME: Final = re.compile(r"\w[\w.-]{0,30}(?: [\w.-]{1,20})?")
 # What `surrogateescape` makes of bytes that are not UTF-8.
 _RAW: Final = re.compile("[\udc80-\udcff]")
 
-#: What the owner of a file is told.
-NOT_UTF8: Final = (
-    "the text is not UTF-8; save the file as UTF-8, or convert it with "
-    "`iconv -f WINDOWS-1252 -t UTF-8`"
-)
-
-
 #: Between the texts of several columns that are one document.
 _BETWEEN_TEXTS: Final = "\n\n"
 
@@ -159,7 +152,10 @@ class Columns:
         if is_unicode(text):
             return text
         if self.strict and _RAW.search(text):
-            raise DataError(f"{place}: {NOT_UTF8}.")
+            raise DataError(
+                f"{place}: the text is not UTF-8; save the file as UTF-8, or convert it with "
+                "`iconv -f WINDOWS-1252 -t UTF-8`."
+            )
         return None
 
     def label(self, cells: Cells) -> str | None:

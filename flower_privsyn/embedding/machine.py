@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import platform
-from functools import cache
 from pathlib import Path
 
 from flower_privsyn.environment import library_versions
@@ -28,7 +27,9 @@ def machine_digest(device: str = "") -> str:
         device: What computes (`device_of`).
     """
     values = {name: v for name, v in os.environ.items() if name.startswith(_VARIABLES)}
-    content = json.dumps([*_installed(), values, device], sort_keys=True)
+    content = json.dumps(
+        [processor(), library_versions(*_LIBRARIES), values, device], sort_keys=True
+    )
     return hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
 
 
@@ -50,8 +51,3 @@ def processor() -> dict[str, str]:
         if key.strip() in wanted:
             found[key.strip()] = value.strip()
     return found
-
-
-@cache
-def _installed() -> tuple[dict[str, str], dict[str, str]]:
-    return processor(), library_versions(*_LIBRARIES)

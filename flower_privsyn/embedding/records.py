@@ -328,9 +328,10 @@ def _write(path: Path, stored: StoredRecords) -> None:
     if stored.labels is not None:
         columns["labels"] = pa.array(stored.labels)
     # Pure ASCII: whatever an id is made of comes back as it was.
-    table = pa.table(columns).replace_schema_metadata({_FACTS: json.dumps(facts)})
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
-        writer.write_table(table)
+    # A batch also of a node without users, where a table would have none.
+    batch = pa.record_batch(columns).replace_schema_metadata({_FACTS: json.dumps(facts)})
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, batch.schema) as writer:
+        writer.write_batch(batch)
 
 
 def _read(path: Path) -> StoredRecords:

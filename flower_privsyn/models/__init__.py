@@ -69,24 +69,21 @@ def resolve_model(name: str | Path) -> str:
         return str(folder)
     if given in packaged.PACKAGED:
         return str(packaged.folder(packaged.PACKAGED[given]))
-    known = ", ".join(BUNDLED_MODELS)
-    if not given.strip():
-        raise ModelError(f"the model name is empty: give one of {known}, a folder or a hub name")
     path = expanded(given)
-    if path.is_dir():
+    if given.strip() and path.is_dir():
         if not (path / "config.json").is_file():
             raise ModelError(f"model folder {given!r} holds no config.json")
         register_architecture(path)
         return str(path)
-    if path.exists():
-        gguf = f", or gguf:{given} as a generator" if path.suffix == ".gguf" else ""
+    if path.is_file():
         raise ModelError(
-            f"model path {given!r} is a file: give the folder that holds config.json{gguf}"
+            f"model path {given!r} is a file: give the folder that holds config.json, or gguf:FILE "
+            "as a generator"
         )
     if given.startswith("privsyn-") or isinstance(name, Path) or not _HUB_NAME.fullmatch(given):
         raise ModelError(
-            f"model {given!r} does not exist: give one of {known}, the path of a model folder, "
-            "or a hub name such as 'owner/name'"
+            f"model {given!r} does not exist: give one of {', '.join(BUNDLED_MODELS)}, the path of "
+            "a model folder, or a hub name such as 'owner/name'"
         )
     return given
 

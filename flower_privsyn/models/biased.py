@@ -11,10 +11,9 @@ weights, not trained. Importing this module makes `AutoConfig` and `AutoModelFor
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
-from typing import Any, Self, cast
+from collections.abc import Iterable
+from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import nn
 from transformers import (
@@ -28,7 +27,7 @@ from transformers import (
 import flower_privsyn.models.lstm  # noqa: F401  (which may be the model inside)
 from flower_privsyn.models.bias import BIAS_ARRAYS, LogitBias
 
-__all__ = ["BiasedConfig", "BiasedForCausalLM", "PlacedBias", "with_bias"]
+__all__ = ["BiasedConfig", "BiasedForCausalLM", "biased_logits", "with_bias"]
 
 
 class BiasedConfig(PretrainedConfig):
@@ -136,9 +135,8 @@ class BiasedForCausalLM(PreTrainedModel, GenerationMixin):
             read = input_ids[:, -output.logits.shape[1] :]
         else:
             read = input_ids[:, logits_to_keep]
-        tokens, *pairs = self.buffers(recurse=False)
-        bias = PlacedBias(tokens=tokens, pairs=tuple(pairs))
-        flat = bias.added_to(output.logits.flatten(0, -2), read.flatten())
+        bias = self.buffers(recurse=False)
+        flat = biased_logits(output.logits.flatten(0, -2), read.flatten(), bias)
         output.logits = flat.view(output.logits.shape)
         if labels is not None:
             output["loss"] = nn.functional.cross_entropy(
@@ -149,47 +147,30 @@ class BiasedForCausalLM(PreTrainedModel, GenerationMixin):
         return output
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class PlacedBias:
-    """A bias where the logits are.
+def biased_logits(
+    logits: torch.Tensor, previous: torch.Tensor, bias: Iterable[torch.Tensor]
+) -> torch.Tensor:
+    """Add a bias to logits.
 
-    Attributes:
-        tokens: (V,) added everywhere.
-        pairs: starts, tokens and values as in `LogitBias.arrays`, added after the pairs' first
-            tokens; empty for none.
+    Args:
+        logits: (p, V).
+        previous: (p,) the token before each predicted one.
+        bias: the arrays of `LogitBias.arrays`, in their order, where the logits are.
     """
-
-    tokens: torch.Tensor
-    pairs: tuple[torch.Tensor, ...]
-
-    @classmethod
-    def of(cls, bias: LogitBias, *, device: torch.device) -> Self:
-        """A copy of a bias on a device."""
-        tokens, *pairs = (
-            torch.from_numpy(np.array(one)).to(device) for one in bias.arrays().values()
+    everywhere, *pairs = bias
+    biased = logits + everywhere
+    if pairs:
+        starts, tokens, values = pairs
+        # Of every pair that begins with one of them: the token's place, and the pair's index.
+        first = starts[previous]
+        counts = starts[previous + 1] - first
+        places = torch.repeat_interleave(counts)
+        before = (counts.cumsum(0) - counts)[places]
+        entries = first[places] + torch.arange(len(places), device=places.device) - before
+        biased.index_put_(
+            (places, tokens[entries].long()), values[entries].to(biased.dtype), accumulate=True
         )
-        return cls(tokens=tokens, pairs=tuple(pairs))
-
-    def added_to(self, logits: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
-        """New logits.
-
-        Args:
-            logits: (p, V).
-            previous: (p,) the token before each predicted one.
-        """
-        biased = logits + self.tokens
-        if self.pairs:
-            starts, tokens, values = self.pairs
-            # Of every pair that begins with one of them: the token's place, and the pair's index.
-            first = starts[previous]
-            counts = starts[previous + 1] - first
-            places = torch.repeat_interleave(counts)
-            before = (counts.cumsum(0) - counts)[places]
-            entries = first[places] + torch.arange(len(places), device=places.device) - before
-            biased.index_put_(
-                (places, tokens[entries].long()), values[entries].to(biased.dtype), accumulate=True
-            )
-        return biased
+    return biased
 
 
 def with_bias(network: PreTrainedModel, bias: LogitBias) -> BiasedForCausalLM:

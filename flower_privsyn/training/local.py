@@ -19,7 +19,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,9 +39,6 @@ from flower_privsyn.models.pretrained import (
 from flower_privsyn.models.trainable import TrainableModel
 from flower_privsyn.training.common import disable_dropout
 from flower_privsyn.training.tokens import batches_by_length, padded, token_rows
-
-if TYPE_CHECKING:
-    from flower_privsyn.models.biased import PlacedBias
 
 #: Labels of tokens that nothing is learnt from.
 _IGNORED = -100
@@ -106,7 +103,7 @@ class LocalModel:
             if not parameter.requires_grad and parameter.is_floating_point()
         ]
         self._own_base: npt.NDArray[np.float32] | None = None
-        self._bias: PlacedBias | None = None
+        self._bias: list[torch.Tensor] = []
         self._buffers = [
             (module, name, buffer, buffer.clone())
             for module in self._model.modules()
@@ -235,18 +232,17 @@ class LocalModel:
         Raises:
             ValueError: it is of other tokens, or the model is an encoder-decoder.
         """
+        self._bias = []
         if bias is None:
-            self._bias = None
             return
-        from flower_privsyn.models.biased import PlacedBias
-
         if self.encoder_decoder:
             raise ValueError("an encoder-decoder takes no bias of its logits")
         if len(bias.tokens) != self.predicted:
             raise ValueError(
                 f"a bias of {len(bias.tokens)} tokens, where the model predicts {self.predicted}"
             )
-        self._bias = PlacedBias.of(bias, device=self._device)
+        arrays = bias.arrays().values()
+        self._bias = [torch.from_numpy(np.array(one)).to(self._device) for one in arrays]
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Samples as tokens, the first one included.
@@ -428,8 +424,10 @@ class LocalModel:
         ):
             logits = self._model(**inputs, use_cache=False).logits.flatten(0, 1)
         logits = logits.float()
-        if self._bias is not None:
-            logits = self._bias.added_to(logits, tokens.flatten())
+        if self._bias:
+            from flower_privsyn.models.biased import biased_logits
+
+            logits = biased_logits(logits, tokens.flatten(), self._bias)
         return torch.nn.functional.cross_entropy(logits, targets.flatten(), ignore_index=_IGNORED)
 
     def _padded(self, rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
