@@ -169,8 +169,7 @@ class MaskFill:
                 skip_special_tokens=True,
             )
             for index, text in zip(chosen, decoded, strict=True):
-                if text.strip():
-                    varied[index] = _keep_edges(texts[index], text)
+                varied[index] = text.strip() or texts[index]
             if progress is not None:
                 progress(len(chosen))
         return varied
@@ -324,15 +323,6 @@ def _group_by_character(offsets: Sequence[tuple[int, int]]) -> list[list[int]]:
             units.append([place])
         reached = max(reached, end)
     return units
-
-
-def _keep_edges(original: str, varied: str) -> str:
-    """Drop white space at the ends where the original has none (a token's leading blank)."""
-    if original[:1].strip():
-        varied = varied.lstrip()
-    if original[-1:].strip():
-        varied = varied.rstrip()
-    return varied
 
 
 def _is_unwanted(text: str) -> bool:

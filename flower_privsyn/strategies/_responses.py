@@ -207,17 +207,11 @@ class Responses:
         return records
 
     def _prompts(self, number: int) -> Iterator[tuple[list[int], str]]:
-        """The prompts of a round, each of three different public samples, no two alike."""
+        """The prompts of a round, each of three different public samples."""
         chooser = np.random.default_rng(derive_seed(self.config.seed, "examples", number))
-        seen: set[tuple[int, ...]] = set()
         for _ in range(self.config.num_prompts):
-            # With hardly any public text the same prompt is asked twice rather than never.
-            for _ in range(16):
-                size = len(self.samples)
-                drawn = chooser.choice(size, size=NUM_EXAMPLES, replace=False).tolist()
-                if tuple(drawn) not in seen:
-                    break
-            seen.add(tuple(drawn))
+            size = len(self.samples)
+            drawn = chooser.choice(size, size=NUM_EXAMPLES, replace=False).tolist()
             yield drawn, self.prompt.render([self.samples[index] for index in drawn])
 
     def _usable(self, number: int, records: Sequence[dict[str, Any]]) -> State:
