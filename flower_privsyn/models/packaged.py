@@ -88,8 +88,9 @@ def folder(model: PackagedModel) -> Path:
     """The model as a folder that Transformers reads, made on first use (half a minute).
 
     Raises:
-        MissingExtraError: the package, or what reads its file, is not installed.
-        ModelError: the package holds another file, or the disk of the cache is full.
+        MissingExtraError: the package is not installed.
+        ModelError: the package holds another file, it cannot be read, or the disk of the cache is
+            full.
     """
     wanted = default_cache_directory() / "models" / f"{model.name}-{_FORM}"
     made = wanted / "config.json"
@@ -120,19 +121,18 @@ def folder(model: PackagedModel) -> Path:
                     f"the package of {model.name} is damaged or another one: its file has the "
                     f"sha256 {digest}, not {model.sha256}; {command}"
                 )
-            convert(file, file.parent, begins=model.begins)
+            _convert(file, file.parent, begins=model.begins)
             file.unlink()
             os.rename(partial, wanted)  # noqa: PTH104  # refuses a folder that holds something
-    except (OSError, ModelError) as error:
+    except Exception as error:  # of the disk, or whatever the file makes of the libraries
         if made.is_file():
-            return wanted
-        full = is_disk_full(error)
-        if isinstance(error, ModelError) and not full:
+            return wanted  # another process was faster
+        if isinstance(error, ModelError):
             raise
+        why = "that disk is full" if is_disk_full(error) else shorten(error)
         raise ModelError(
-            f"{model.name} is unpacked once in {wanted.parent}, which cannot be: "
-            f"{'that disk is full' if full else error}; make room, or name another folder with "
-            "PRIVSYN_CACHE=FOLDER before the command"
+            f"{model.name} cannot be unpacked in {wanted.parent}: {why}; PRIVSYN_CACHE=FOLDER "
+            "before the command names another folder"
         ) from error
     return wanted
 
@@ -153,36 +153,30 @@ def _found(model: PackagedModel) -> list[Path]:
     return parts
 
 
-def convert(file: Path, output: Path, *, begins: str = "") -> None:
+def _convert(file: Path, output: Path, *, begins: str) -> None:
     """Write the model in a GGUF file as a folder in bfloat16, its quantisation undone.
 
     Args:
         file: an architecture that Transformers reads from GGUF.
         output: an existing folder.
         begins: the token that texts begin with; "" for the one that the file names.
-
-    Raises:
-        ModelError: the file cannot be read, also where PyTorch or Transformers is not installed.
     """
-    try:
-        torch: Any = importlib.import_module("torch")
-        transformers: Any = importlib.import_module("transformers")
-        # The reader of GGUF files draws bars of its own.
-        with quiet_transformers(), contextlib.redirect_stderr(io.StringIO()):
-            where = {"gguf_file": file.name, "local_files_only": True}
-            tokenizer = transformers.AutoTokenizer.from_pretrained(str(file.parent), **where)
-            model = transformers.AutoModelForCausalLM.from_pretrained(
-                str(file.parent), dtype=torch.bfloat16, **where
-            )
-            # What is saved is quantised no more, and would be refused as if it were.
-            if hasattr(model.config, "quantization_config"):
-                del model.config.quantization_config
-            model.hf_quantizer = None
-            if begins:
-                tokenizer.bos_token = begins
-                for settings in (model.config, model.generation_config):
-                    settings.bos_token_id = tokenizer.bos_token_id
-            model.save_pretrained(output)
-            tokenizer.save_pretrained(output)
-    except Exception as error:
-        raise ModelError(f"{file} cannot be read as a model: {shorten(error)}") from error
+    torch: Any = importlib.import_module("torch")
+    transformers: Any = importlib.import_module("transformers")
+    # The reader of GGUF files draws bars of its own.
+    with quiet_transformers(), contextlib.redirect_stderr(io.StringIO()):
+        where = {"gguf_file": file.name, "local_files_only": True}
+        tokenizer = transformers.AutoTokenizer.from_pretrained(str(file.parent), **where)
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            str(file.parent), dtype=torch.bfloat16, **where
+        )
+        # What is saved is quantised no more, and would be refused as if it were.
+        if hasattr(model.config, "quantization_config"):
+            del model.config.quantization_config
+        model.hf_quantizer = None
+        if begins:
+            tokenizer.bos_token = begins
+            for settings in (model.config, model.generation_config):
+                settings.bos_token_id = tokenizer.bos_token_id
+        model.save_pretrained(output)
+        tokenizer.save_pretrained(output)
