@@ -60,9 +60,6 @@ _NO_ROOM = re.compile(
     r"|\d+ requested and \d+ written"
 )
 
-#: What a disk with room left can still take.
-_ROOM_BYTES = 2**16
-
 
 def default_cache_directory() -> Path:
     """The folder of caches: `PRIVSYN_CACHE`, else `~/.cache/flower-privsyn`.
@@ -292,17 +289,6 @@ def refuses_files(folder: Path) -> str | None:
         try_file(folder)
     except OSError as error:
         return error.strerror or str(error)
-    return None
-
-
-def full_disk(folders: Iterable[Path]) -> Path | None:
-    """The first of these folders that takes no more bytes; None where all do, or are not there."""
-    for folder in folders:
-        try:
-            try_file(folder, size=_ROOM_BYTES)
-        except OSError as error:
-            if is_disk_full(error):
-                return folder
     return None
 
 

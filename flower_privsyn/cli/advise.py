@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -74,16 +73,6 @@ class MeasuredCell:
     client_cpu_seconds: float | None
 
     @property
-    def place(self) -> tuple[str, int, float]:
-        """Where it was measured: other methods there are its rivals."""
-        return self.data, self.users, self.epsilon
-
-    @property
-    def config(self) -> str:
-        """The settings that it was run with: a file below `conf` of the app of a comparison."""
-        return VARIANTS.get(self.method, f"cpu/{self.method}")
-
-    @property
     def gain(self) -> float:
         """Accuracy above the public model."""
         return self.accuracy - self.floor
@@ -99,7 +88,7 @@ class MeasuredCell:
 def nearest(
     cells: Sequence[MeasuredCell], *, users: int, epsilon: float
 ) -> list[list[MeasuredCell]]:
-    """Of each kind of text the nearest place where methods were compared; methods best first.
+    """The places where methods were compared, nearest first; methods best first.
 
     Near is by factors of ten in users and in epsilon, added up. Nothing is interpolated.
 
@@ -107,25 +96,18 @@ def nearest(
         cells: that were measured.
         users: that would take part.
         epsilon: of the whole run.
-
-    Returns:
-        The places, nearest first.
     """
-    cells = [cell for cell in cells if cell.epsilon > 0]
-    rivals = Counter(cell.place for cell in cells)
+    places: dict[tuple[str, int, float], list[MeasuredCell]] = {}
+    for cell in sorted(cells, key=lambda cell: (-round(cell.gain, 4), cell.bytes_up)):
+        if cell.epsilon > 0:
+            places.setdefault((cell.data, cell.users, cell.epsilon), []).append(cell)
 
-    def distance(cell: MeasuredCell) -> float:
-        return abs(math.log10(users / cell.users)) + abs(math.log10(epsilon / cell.epsilon))
+    def distance(here: list[MeasuredCell]) -> tuple[float, int]:
+        factors = users / here[0].users, epsilon / here[0].epsilon
+        return sum(abs(math.log10(factor)) for factor in factors), -len(here)
 
-    found = []
-    for data in dict.fromkeys(cell.data for cell in cells):
-        # One method alone has nothing to say of others.
-        own = [cell for cell in cells if cell.data == data and rivals[cell.place] > 1]
-        if own:
-            place = min(own, key=lambda cell: (distance(cell), -rivals[cell.place])).place
-            here = [cell for cell in own if cell.place == place]
-            found.append(sorted(here, key=lambda cell: (-round(cell.gain, 4), cell.bytes_up)))
-    return sorted(found, key=lambda here: distance(here[0]))
+    # One method alone has nothing to say of others.
+    return sorted((here for here in places.values() if len(here) > 1), key=distance)
 
 
 def advise(
@@ -147,8 +129,9 @@ def advise(
     if as_json:
         return show_json([[asdict(cell) for cell in here] for here in places])
     here = places[0]
+    config = VARIANTS.get(here[0].method, f"cpu/{here[0].method}")
     print(
-        f"privsyn new every-method every && privsyn run every --config {here[0].config} "
+        f"privsyn new every-method every && privsyn run every --config {config} "
         f"--set data=FILE --set epsilon={epsilon:g}\n"
     )
     print(f"On {here[0].data}, by {here[0].users:,} users at epsilon {here[0].epsilon:g}:")

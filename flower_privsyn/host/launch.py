@@ -237,8 +237,7 @@ def _launch(
                 _forget_start(run_path)
     except OSError as error:
         if files.is_disk_full(error):
-            where = files.full_disk([run_path.parent])
-            raise RunDirectoryError(f"{disk_full_sentence(where)}.") from error
+            raise RunDirectoryError(f"{disk_full_sentence(run_path)}.") from error
         place = error.filename or run_path
         raise RunDirectoryError(f"{place} cannot be used: {error.strerror or error}.") from error
 
@@ -427,7 +426,4 @@ def _judge(
     if finished:
         sentence = f"The run has finished, and its app has not: {sentence}"
         return Outcome(path=run_path, error=sentence, unexpected=True)
-    full = files.full_disk([run_path, OwnerFolder(run_path).path, files.default_cache_directory()])
-    if full is not None:
-        sentence, unexpected = f"{disk_full_sentence(full)}.", False
     return Outcome(path=run_path, error=sentence, unexpected=unexpected)

@@ -42,8 +42,8 @@ def test_methods_are_compared_where_they_were_measured_together() -> None:
         (2_000, 0.1, 1_000, ["joint-sketch", "dp-ftrl"]),
         (8_000, 2.0, 10_000, ["dp-ftrl", "joint-sketch"]),
     ):
-        (here,) = nearest(cells, users=users, epsilon=epsilon)
-        assert {one.place for one in here} == {("letters", place, 1.0)}
+        here, _ = nearest(cells, users=users, epsilon=epsilon)
+        assert {(one.data, one.users) for one in here} == {("letters", place)}
         assert [one.method for one in here] == best
 
 

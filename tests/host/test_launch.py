@@ -93,22 +93,11 @@ def no_room(*_: Any, **__: Any) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_a_full_disk_is_the_cause_whatever_the_app_says(
-    stopped: RunDirectory, app: App, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stopped.mark_running()
-    monkeypatch.setattr(launch.files, "full_disk", lambda folders: folders[0])
-    outcome = launch._judge(app, stopped.path, KILLED, {})
-    assert outcome.error is not None
-    assert outcome.error.startswith(f"The disk of {stopped.path} is full: make room, and go on")
-    assert not outcome.unexpected
-
-
 def test_nothing_is_left_of_a_start_without_room(
     app: App, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(subprocess, "Popen", no_room)
-    with pytest.raises(RunDirectoryError, match="disk is full: make room"):
+    with pytest.raises(RunDirectoryError, match="run is full: make room"):
         launch.run_app(app, tmp_path / "run", resolve_config(app))
     assert not (tmp_path / "run").exists()
 
