@@ -173,13 +173,8 @@ def _show_result(path: Path) -> None:
 def _next_command(run_path: Path, facts: Mapping[str, Any]) -> str:
     """What somebody who has just seen a run end may want to type."""
     from flower_privsyn.run import RunDirectory
-    from flower_privsyn.run.changes import object_of_the_app
 
-    place = quoted(run_path)
-    if facts["trust"] is not None and facts["texts_are"] != "synthetic texts":
-        return f"privsyn inspect {place} (what was released)"
-    run = RunDirectory.open(run_path)
-    if facts["samples"] and run.config.get("generator"):
-        by = "" if object_of_the_app(run) is None else " --set generator=NAME"
-        return f"privsyn expand {place} --samples 2000{by} (more text, at no privacy cost)"
-    return f"privsyn inspect {place}"
+    written = facts["samples"] and facts["texts_are"] == "synthetic texts"
+    if written and RunDirectory.open(run_path).config.get("generator"):
+        return f"privsyn expand {quoted(run_path)} --samples 2000 (more text, at no privacy cost)"
+    return f"privsyn inspect {quoted(run_path)} (what was released)"

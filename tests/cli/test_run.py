@@ -30,7 +30,7 @@ def test_the_end_of_a_run_names_the_epsilons_and_the_files(
     assert [line for line in shown.splitlines() if line.startswith("  ")] == [
         f"  {place}. [b]text {place - 1}[/b]" for place in range(1, 6)
     ]
-    assert shown.splitlines()[-1] == f"Next: privsyn inspect {run.path}"
+    assert shown.splitlines()[-1] == f"Next: privsyn inspect {run.path} (what was released)"
 
 
 @pytest.mark.parametrize(("trust", "told"), [(0.11, True), (0.9, False)])
