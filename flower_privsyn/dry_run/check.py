@@ -86,7 +86,7 @@ def check_plan(
     report: Report,
     data: str = "",
 ) -> CalibratedPlan | None:
-    """Check that the public text is not the users' file, and the noise against the users.
+    """Check that the public text is not the users' file, and plan the noise against the users.
 
     Args:
         method: of the run.
@@ -104,7 +104,29 @@ def check_plan(
     if people is not None and public:
         with report.refusals("public text"):
             check_public_text(public, data=data)
-    return _plan(method, settings, people, report)
+    users = people.users if people is not None and people.all_read else settings.num_users
+    with report.refusals("privacy"):
+        if said := settings.large_delta(users):
+            report.say("privacy", said, level="warning")
+        plan = plan_of(method, settings, population=max(1, users))
+        settled = calibrated(plan, epsilon=settings.epsilon)
+        costs = settled.plan.costs()
+        report.figures |= {
+            **costs,
+            "noise_multipliers": [phase.noise_multiplier for phase in settled.plan.phases],
+        }
+        if costs["epsilon_release"] is None:
+            report.say("privacy", "not private: no sufficient noise", level="warning")
+        else:
+            report.say(
+                "privacy",
+                f"epsilon {shown(costs['epsilon_release'])} towards everyone who does not know "
+                f"who took part, {shown(costs['epsilon_known_cohorts'])} towards one who does; "
+                f"delta {settings.delta:g}",
+            )
+        if users:
+            _noise(settled.plan, settings, report)
+        return settled  # and None where that is refused
 
 
 def check_setup(
@@ -291,35 +313,6 @@ def _planned(settings: PrivateSumConfig, report: Report) -> None:
     if share:
         said += f", besides those that the nodes hold out (held-out-fraction = {share:g})"
     report.say("data", said)
-
-
-def _plan(
-    method: Method, settings: PrivateSumConfig, people: People | None, report: Report
-) -> CalibratedPlan | None:
-    """The noise of every phase by the planner of a run, both epsilons, and what the noise hides."""
-    users = people.users if people is not None and people.all_read else settings.num_users
-    with report.refusals("privacy"):
-        if said := settings.large_delta(users):
-            report.say("privacy", said, level="warning")
-        plan = plan_of(method, settings, population=max(1, users))
-        settled = calibrated(plan, epsilon=settings.epsilon)
-        costs = settled.plan.costs()
-        report.figures |= {
-            **costs,
-            "noise_multipliers": [phase.noise_multiplier for phase in settled.plan.phases],
-        }
-        if costs["epsilon_release"] is None:
-            report.say("privacy", "not private: no sufficient noise", level="warning")
-        else:
-            report.say(
-                "privacy",
-                f"epsilon {shown(costs['epsilon_release'])} towards everyone who does not know "
-                f"who took part, {shown(costs['epsilon_known_cohorts'])} towards one who does; "
-                f"delta {settings.delta:g}",
-            )
-        if users:
-            _noise(settled.plan, settings, report)
-        return settled  # and None where that is refused
 
 
 def _noise(plan: Plan, settings: PrivateSumConfig, report: Report) -> None:
