@@ -85,12 +85,12 @@ SETTINGS: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("public-mid-training", {"position": "before"}, ('public-rows = "matched"',)),
     # Seen when what is named is opened, before any node is asked.
     ("private-evolution", {"resume": True, "run-dir": "nowhere"}, ("run directory", "nowhere")),
-    ("private-evolution", {"generator": "no/model"}, ("'no/model'", "path")),
+    ("private-evolution", {"generator": "no/model"}, ("'no/model'",)),
     ("private-evolution", {"public-text": "no.jsonl"}, ("public-text", "no.jsonl")),
     ("fred", {"candidates": "no.jsonl"}, ("candidates", "no.jsonl")),
-    ("ctcl", {"embedding-model": "no/model"}, ("no/model", "path")),
-    ("dp-fedavg", {"model": "no/model"}, ("'no/model'", "path")),
-    ("public-mid-training", {"teacher": "no/model"}, ("'no/model'", "path")),
+    ("ctcl", {"embedding-model": "no/model"}, ("no/model",)),
+    ("dp-fedavg", {"model": "no/model"}, ("'no/model'",)),
+    ("public-mid-training", {"teacher": "no/model"}, ("'no/model'",)),
     (
         "dp-ftrl",
         {"model": "privsyn-tiny", "num-nodes": 4, "secure-aggregation": True},

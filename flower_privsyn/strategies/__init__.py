@@ -7,8 +7,8 @@ from flower_privsyn.catalogue import (
     strategy_of,
 )
 from flower_privsyn.run.method import Method, RunContext
-from flower_privsyn.run.question import Diagnostic, Question, RecordSource, ReleasedSum, State
-from flower_privsyn.run.settings import CLIENT_KEYS, PrivateSumConfig
+from flower_privsyn.run.question import Question, RecordSource, ReleasedSum, State
+from flower_privsyn.run.settings import PrivateSumConfig
 from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies._moments import MomentSketch
 from flower_privsyn.strategies._training import (
@@ -34,7 +34,6 @@ from flower_privsyn.strategies.public_mid_training import (
 )
 
 __all__ = [
-    "CLIENT_KEYS",
     "CTCL",
     "DPFTRL",
     "AugPE",
@@ -44,7 +43,6 @@ __all__ = [
     "DPFTRLConfig",
     "DPFedAvg",
     "DPFedAvgConfig",
-    "Diagnostic",
     "FederatedTraining",
     "FederatedTrainingConfig",
     "FreD",
