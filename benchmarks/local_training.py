@@ -40,7 +40,7 @@ def by_cohort(model: LocalModel, users: Sequence[Samples], query: ModelDelta) ->
             batch_size=query.batch_size,
         )
         if update is not None:
-            query.add_answer(Cohort(update[None], alone, 1), broadcast, total)
+            total += query.answer(Cohort(update[None], alone, 1), broadcast)
     return total
 
 

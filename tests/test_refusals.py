@@ -66,7 +66,7 @@ SETTINGS: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
             "relation": "replace-one",
             "accountant": "rdp",
         },
-        ("poisson", "pld"),
+        ("accountant", "pld"),
     ),
     ("private-evolution", {"min-date": "March"}, ("min-date",)),
     ("private-evolution", {"resume": True, "run-dir": ""}, ("run-dir",)),

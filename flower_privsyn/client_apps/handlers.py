@@ -184,7 +184,10 @@ def add_answer(
         total: (answer_length,) the sum, in numbers of the grid; changed in place.
     """
     try:
-        query.add_answer(cohort, broadcast, total)
+        answer = query.answer(cohort, broadcast)
+        if not np.isfinite(answer).all():
+            raise ValueError("the sum is not finite")
+        total += answer
     except skipping.FATAL:
         raise
     except BaseException:
@@ -193,7 +196,7 @@ def add_answer(
                 add_answer(query, half, broadcast, total)
             return
         skipping.note([object()], records=0)
-        query.add_answer(cohort.rows(slice(0)), broadcast, total)
+        total += query.answer(cohort.rows(slice(0)), broadcast)
 
 
 def report(tally: skipping.Tally, context: Context, directory: Path) -> None:

@@ -240,7 +240,7 @@ class Users:
             raise DataError(_UNLABELLED)
         keep = np.array([label in classes for label in self.labels], dtype=np.bool_)
         if not keep.all():
-            skipping.note_other_class(self.owners_of(~keep), documents=int((~keep).sum()))
+            skipping.note(self.owners_of(~keep), records=int((~keep).sum()))
         return self.only(keep)
 
     def check_documents(self, *, dated: bool = False, classes: Sequence[str] = ()) -> None:

@@ -21,7 +21,7 @@ from flower_privsyn.host.app import App, ConfigValue, strategy_of_app
 from flower_privsyn.host.launch import place_of
 from flower_privsyn.messages.wire import Traffic
 from flower_privsyn.privacy import Plan, skipping
-from flower_privsyn.privacy.calibrated import CalibratedPlan, calibrated
+from flower_privsyn.privacy.calibrated import calibrated
 from flower_privsyn.progress import Progress
 from flower_privsyn.report.numbers import bytes_text
 from flower_privsyn.run import RunDirectory
@@ -85,7 +85,7 @@ def check_plan(
     *,
     report: Report,
     data: str = "",
-) -> CalibratedPlan | None:
+) -> Plan | None:
     """Check that the public text is not the users' file, and plan the noise against the users.
 
     Args:
@@ -110,10 +110,10 @@ def check_plan(
             report.say("privacy", said, level="warning")
         plan = plan_of(method, settings, population=max(1, users))
         settled = calibrated(plan, epsilon=settings.epsilon)
-        costs = settled.plan.costs()
+        costs = settled.costs()
         report.figures |= {
             **costs,
-            "noise_multipliers": [phase.noise_multiplier for phase in settled.plan.phases],
+            "noise_multipliers": [phase.noise_multiplier for phase in settled.phases],
         }
         if costs["epsilon_release"] is None:
             report.say("privacy", "not private: no sufficient noise", level="warning")
@@ -125,14 +125,14 @@ def check_plan(
                 f"delta {settings.delta:g}",
             )
         if users:
-            _noise(settled.plan, settings, report)
+            _noise(settled, settings, report)
         return settled  # and None where that is refused
 
 
 def check_setup(
     method: Method,
     settings: PrivateSumConfig,
-    plan: CalibratedPlan,
+    plan: Plan,
     people: People | None = None,
     *,
     report: Report,
@@ -156,7 +156,7 @@ def check_setup(
             report.say("setup", "models and public text are loaded, and can be used")
             if settings.num_users or (people is not None and people.all_read):
                 with report.refusals("noise"):
-                    if (found := method.check(plan.plan, spent="nothing was spent")) is not None:
+                    if (found := method.check(plan, spent="nothing was spent")) is not None:
                         report.say(found.topic, found.sentence, level=found.level)
             with report.refusals("traffic"):
                 if people is not None:
@@ -173,7 +173,7 @@ def check_setup(
 def traffic_of_rounds(
     method: Method,
     settings: PrivateSumConfig,
-    plan: CalibratedPlan,
+    plan: Plan,
     sources: Sequence[RecordSource],
     *,
     scratch: Path,
@@ -192,7 +192,7 @@ def traffic_of_rounds(
     states = method.example_states(scratch)
     for number in range(1, settings.num_rounds + 1):
         state = states[max(first for first in states if first <= number)]
-        question, phase = method.ask(state, number), plan.plan.at(number)
+        question, phase = method.ask(state, number), plan.at(number)
         shapes = tuple((name, a.dtype, a.shape) for name, a in question.broadcast.items())
         # Rounds differ in nothing but their number, which takes more room the longer it is.
         digits = len(str(number)), -(-number.bit_length() // 7)

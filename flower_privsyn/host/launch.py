@@ -35,13 +35,13 @@ from flower_privsyn.host.app import (
 from flower_privsyn.locks import lock_file
 from flower_privsyn.models.threads import most_threads
 from flower_privsyn.progress import read_progress
-from flower_privsyn.run import (
-    RunDirectory,
+from flower_privsyn.run import RunDirectory
+from flower_privsyn.run.directory import (
+    OwnerFolder,
     default_run_directory,
     new_run_path,
     supervisor_lock,
 )
-from flower_privsyn.run.directory import OwnerFolder
 from flower_privsyn.run.run_format import disk_full_sentence
 from flower_privsyn.run_config import folded, unfolded
 

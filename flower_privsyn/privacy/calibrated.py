@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from flower_privsyn.errors import BudgetExceededError, ConfigError
 from flower_privsyn.privacy.accounting import Release
@@ -20,27 +19,8 @@ logger = logging.getLogger("flwr.privsyn")
 _ROUNDING = 1e-6
 
 
-@dataclass(frozen=True, kw_only=True)
-class CalibratedPlan:
-    """A plan without open phases, with the streams of its correlated ones.
-
-    Attributes:
-        plan: without open phases.
-        correlations: the rounds of a correlated phase as one mechanism, by the phase's name.
-    """
-
-    plan: Plan
-    correlations: Mapping[str, Correlation]
-
-    def for_population(self, population: int) -> CalibratedPlan:
-        """The same of another number of users."""
-        return replace(self, plan=self.plan.for_population(population))
-
-
-def calibrated(
-    plan: Plan, *, epsilon: float | None, ledger: PrivacyLedger | None = None
-) -> CalibratedPlan:
-    """Find the correlation and the noise of every phase.
+def calibrated(plan: Plan, *, epsilon: float | None, ledger: PrivacyLedger | None = None) -> Plan:
+    """The plan with the correlation and the noise of every phase.
 
     Formal guarantee:
         With a budget, what the ledger has charged and all rounds that are left cost at most
@@ -60,7 +40,6 @@ def calibrated(
     begun = (
         {} if ledger is None else {c.first_round: (c, m) for c, m in ledger.correlations.items()}
     )
-    correlations: dict[str, Correlation] = {}
     phases: list[Phase] = []
     for phase in plan.phases:
         first = plan.first_round(phase)
@@ -74,23 +53,22 @@ def calibrated(
                     f'the phase "{phase.name}" was begun with a noise multiplier of '
                     f"{multiplier:.6g}, by the ledger, and the settings state {stated:.6g}"
                 )
-            correlations[phase.name] = correlation
             phases.append(
                 replace(
                     phase,
                     factorisation=correlation.factorisation,
                     noise_multiplier=multiplier,
+                    correlation=correlation,
                 )
             )
         else:
-            correlations[phase.name] = Correlation.create(
+            correlation = Correlation.create(
                 phase.factorisation,
                 min_separation=phase.sampling.min_separation,
                 first_round=first,
             )
-            phases.append(phase)
-    plan = replace(plan, phases=tuple(phases))
-    return CalibratedPlan(plan=_with_noise(plan, epsilon, ledger), correlations=correlations)
+            phases.append(replace(phase, correlation=correlation))
+    return _with_noise(replace(plan, phases=tuple(phases)), epsilon, ledger)
 
 
 def _with_noise(plan: Plan, epsilon: float | None, ledger: PrivacyLedger | None) -> Plan:

@@ -341,11 +341,6 @@ class CorrelatedNoise:
                 f"{path} belongs to the noise stream {stream}, not to {self._correlation.stream}."
             )
         self._step, self._size = int(step), int(size)
-        for array in arrays.values():
-            counts = array.dtype.kind == "i" and array.ndim == 0 and array >= 0
-            vectors = array.dtype == np.float64 and array.shape[1:] in ((0,), (self._size,))
-            if not counts and not (vectors and np.isfinite(array).all()):
-                raise ConfigError(f"{path} is damaged: it is not the memory of correlated noise.")
         if self._step < self._correlation.factorisation.rounds:
             self._recurrence.memory = {
                 key.removeprefix("memory."): array for key, array in arrays.items()

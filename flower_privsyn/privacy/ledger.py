@@ -122,8 +122,6 @@ class LedgerFile:
             sync_folder(path.parent)  # a new name survives a power cut
         except BaseException as error:
             file.close()
-            if isinstance(error, FileExistsError):
-                raise LedgerError(f"{path} already exists; open it to continue it.") from error
             if isinstance(error, OSError):
                 raise unwritable(path, error) from error
             raise
@@ -145,8 +143,6 @@ class LedgerFile:
         """
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
-        except FileNotFoundError as error:
-            raise LedgerError(f"{path} does not exist.") from error
         except OSError as error:
             raise unwritable(path, error) from error
         try:
@@ -167,8 +163,6 @@ class LedgerFile:
         """
         try:
             return cls(path, None, path.read_bytes())
-        except FileNotFoundError as error:
-            raise LedgerError(f"{path} does not exist.") from error
         except OSError as error:
             raise LedgerError(f"{path} cannot be read: {error.strerror or error}.") from error
 

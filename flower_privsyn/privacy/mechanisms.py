@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from flower_privsyn.checks import check_number
 from flower_privsyn.errors import ConfigError
@@ -180,38 +180,18 @@ def clip_rows(values: NDArray[Any], *, norm: float) -> NDArray[Any]:
         clipped[odd] = _tamed(clipped[odd], norm)
         squared[odd] = squared_norms(clipped[odd])
 
-    over, near, factors = clip_factors(squared, columns=array.shape[1], norm=norm, dtype=dtype)
+    # Relative error of a sum of m rounded squares, with room to spare.
+    slack = (array.shape[1] + 8) * 2.0**-52
+    over = squared * (1.0 + slack) > norm * norm
+    # Sums of squared whole numbers below 2^53 carry no rounding error: such rows are not longer.
+    near = over & (np.sqrt(squared) <= norm) & (squared < 2.0**53)
     if near.any():
         over[near] = (clipped[near] != np.rint(clipped[near])).any(axis=1)
     if over.any():
-        shorter: NDArray[Any] = factors[over, None]
+        margin = 1.0 - slack - 4.0 * float(np.finfo(dtype).eps)
+        shorter: NDArray[Any] = (margin * norm / np.sqrt(squared[over]))[:, None]
         clipped[over] = clipped[over] * shorter
     return clipped
-
-
-def clip_factors(
-    squared: NDArray[np.float64], *, columns: int, norm: float, dtype: DTypeLike
-) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.float64]]:
-    """Which rows are too long, and what brings them within a bound.
-
-    Args:
-        squared: (k,) by `squared_norms`, finite.
-        columns: Numbers in a row.
-        norm: The bound, > 0.
-        dtype: In which rows are multiplied: float32 or float64.
-
-    Returns:
-        (k,) whether a row is longer than the bound, or so near that rounding may hide it; (k,)
-        whether it is only that near, in which case a row of whole numbers is not longer; and (k,)
-        what to multiply it with, 1 where it is not longer.
-    """
-    # Relative error of a sum of m rounded squares, with room to spare.
-    slack = (columns + 8) * 2.0**-52
-    over = squared * (1.0 + slack) > norm * norm
-    # Sums of squared whole numbers below 2^53 carry no rounding error.
-    near = over & (np.sqrt(squared) <= norm) & (squared < 2.0**53)
-    margin = 1.0 - slack - 4.0 * float(np.finfo(dtype).eps)
-    return over, near, np.where(over, margin * norm / np.sqrt(np.where(over, squared, 1.0)), 1.0)
 
 
 def _tamed(rows: NDArray[Any], norm: float) -> NDArray[Any]:

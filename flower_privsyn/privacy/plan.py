@@ -13,6 +13,7 @@ from flower_privsyn.checks import check_number, check_whole
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import accounting
 from flower_privsyn.privacy.accounting import Release, accounted, quietly
+from flower_privsyn.privacy.correlated_noise import Correlation
 from flower_privsyn.privacy.factorisation import Factorisation
 from flower_privsyn.privacy.mechanisms import NeighboringRelation
 from flower_privsyn.privacy.sampling import CyclicSampling, FullParticipation, Sampling
@@ -47,6 +48,7 @@ class Phase:
             of one user), >= 0; of correlated noise that of the fresh part of every round. None:
             what the budget of the plan leaves, by `Plan.calibrated_multiplier`.
         factorisation: how the noise of these rounds is correlated; None: each has its own.
+        correlation: these rounds as one mechanism, once the plan is calibrated (`calibrated`).
 
     Raises:
         ConfigError: a value is out of range, or the factorisation is of another number of rounds.
@@ -58,6 +60,7 @@ class Phase:
     asks: tuple[BoundedQuestion, ...]
     noise_multiplier: float | None = None
     factorisation: Factorisation | None = None
+    correlation: Correlation | None = None
 
     def __post_init__(self) -> None:
         """Check every value."""

@@ -107,20 +107,16 @@ class Tally:
     """What was left out.
 
     Attributes:
-        records: Documents, samples and embeddings.
+        records: Documents, those of none of the run's classes included, samples and embeddings.
         users: Whose they are, and those whose answer could not be computed.
-        other_class: Documents that are of none of the run's classes; nothing is wrong with them.
-        other_class_users: Whose these are.
     """
 
     records: int = 0
     users: set[Hashable] = field(default_factory=set)
-    other_class: int = 0
-    other_class_users: set[Hashable] = field(default_factory=set)
 
     def __bool__(self) -> bool:
         """Whether anything was."""
-        return bool(self.records or self.users or self.other_class)
+        return bool(self.records or self.users)
 
     def __repr__(self) -> str:
         """As in words: ids are nobody's to print."""
@@ -128,26 +124,15 @@ class Tally:
 
     def __str__(self) -> str:
         """Counts alone: no id, no text, no label."""
-        said = []
-        if self.records or self.users:
-            said.append(
-                f"{self.records} records of {len(self.users)} users are left out as unusable: "
-                "see `privsyn data`"
-            )
-        if self.other_class:
-            said.append(
-                f"{self.other_class} documents of {len(self.other_class_users)} users are of no "
-                "class of this run and are left out; `classes` is public: do not add one because "
-                "your data has it"
-            )
-        return "; ".join(said)
+        return (
+            f"{self.records} records of {len(self.users)} users are left out, as unusable or of no "
+            "class of this run: see `privsyn data`"
+        )
 
     def add(self, other: Tally) -> None:
         """Count what another one counted as well."""
         self.records += other.records
         self.users |= other.users
-        self.other_class += other.other_class
-        self.other_class_users |= other.other_class_users
 
 
 _tally: ContextVar[Tally | None] = ContextVar("privsyn_skipped", default=None)
@@ -171,21 +156,7 @@ def note(users: Iterable[Hashable], *, records: int) -> None:
         users: Whose it is: ids, or whatever tells users of a node apart.
         records: How many records; 0 where a user's whole answer is left out.
     """
-    _count(Tally(records, set(users)))
-
-
-def note_other_class(users: Iterable[Hashable], *, documents: int) -> None:
-    """Count documents that are of no class of a run, as `note` counts what is unusable.
-
-    Args:
-        users: Whose they are.
-        documents: How many, at least 1.
-    """
-    _count(Tally(other_class=documents, other_class_users=set(users)))
-
-
-def _count(more: Tally) -> None:
-    tally = _tally.get()
+    tally, more = _tally.get(), Tally(records, set(users))
     if tally is None:
         logger.warning("%s", more)
     else:

@@ -151,14 +151,6 @@ class ModelDelta(Query):
         rows[cohort.owners, -1] = np.where(lengths <= bound, self._bit, -self._bit)
         return rows
 
-    def add_answer(self, cohort: Cohort, broadcast: Broadcast, total: Float64Array) -> None:
-        """Add `answer` to a sum, the same to the bit; one user's update piece by piece."""
-        alone = len(cohort.records) == cohort.num_users == 1
-        if alone and not self.bit_share and type(self).statistic is ModelDelta.statistic:
-            self._add_wide(cohort.records[0], total, scale=1.0 / self.unit)
-        else:
-            super().add_answer(cohort, broadcast, total)
-
     @property
     def _bit(self) -> float:
         """What a set bit adds to the last coordinate, in multiples of `unit`."""

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from flower_privsyn.checks import Settings
-from flower_privsyn.privacy import NeighboringRelation, clip_rows, skipping, squared_norms
-from flower_privsyn.privacy.mechanisms import COLUMNS, GRID, clip_factors
+from flower_privsyn.privacy import NeighboringRelation, clip_rows, skipping
+from flower_privsyn.privacy.mechanisms import GRID
 from flower_privsyn.queries.arrays import (
     Broadcast,
     Float32Array,
@@ -261,23 +261,21 @@ class Query(Settings, ABC):
         nothing of another `clip_norm` or `statistic`.
         """
         super().__init_subclass__(**kwargs)
-        for method in ("contribution", "sensitivity", "answer_bound", "_clip", "_add_wide"):
+        for method in ("contribution", "sensitivity", "answer_bound", "_clip"):
             owner = next(base for base in cls.__mro__ if method in base.__dict__)
             if owner is not Query:
                 raise TypeError(
                     f"{cls.__name__} must not override {method}: the bound on what one user "
                     "contributes is the same code for every query"
                 )
-        for method in ("answer", "add_answer"):
-            owner = next(base for base in cls.__mro__ if method in base.__dict__)
-            own = getattr(Query, method)
-            if owner.__dict__[method] is not own and not _bundled(owner):
-                raise TypeError(
-                    f"{cls.__name__} must not override {method}: nodes sum with it, and nothing "
-                    "would clip what it says of a user; give `statistic`, and it is summed"
-                )
-            if not _bundled(cls):
-                setattr(cls, method, own)
+        owner = next(base for base in cls.__mro__ if "answer" in base.__dict__)
+        if owner.__dict__["answer"] is not Query.answer and not _bundled(owner):
+            raise TypeError(
+                f"{cls.__name__} must not override answer: nodes sum with it, and nothing would "
+                "clip what it says of a user; give `statistic`, and it is summed"
+            )
+        if not _bundled(cls):
+            cls.answer = Query.answer  # type: ignore[method-assign]
 
     @property
     @abstractmethod
@@ -361,45 +359,6 @@ class Query(Settings, ABC):
         return clipped
 
     @final
-    def _add_wide(self, row: Float32Array, total: Float64Array, *, scale: float) -> None:
-        """Add a row, times a scale, to a sum as `_clip` leaves it, to the bit, piece by piece.
-
-        A model's update is as large as the model: nothing else of its size is made.
-
-        Args:
-            row: (m,); one that is not finite adds zero.
-            total: (m,) changed in place.
-            scale: > 0.
-
-        Raises:
-            ValueError: row and sum differ in length: NumPy would repeat a number for it.
-        """
-        if row.shape != total.shape:
-            raise ValueError(f"a row of shape {row.shape} is no part of a sum of {total.shape}")
-        work = np.empty(COLUMNS, dtype=np.float64)
-
-        def pieces() -> Iterator[tuple[Float64Array, Float64Array]]:
-            for first in range(0, len(row), COLUMNS):
-                values, place = row[first : first + COLUMNS], total[first : first + COLUMNS]
-                yield np.multiply(values, scale, out=work[: len(values)], dtype=np.float64), place
-
-        squared = np.zeros(1)
-        with np.errstate(over="ignore", invalid="ignore"):
-            for piece, _ in pieces():
-                squared += squared_norms(piece[None])
-        _, near, factors = clip_factors(
-            squared, columns=len(row), norm=self.clip_norm, dtype=np.float64
-        )
-        if near[0] or not np.isfinite(squared[0]):
-            total += self._clip(np.multiply(row[None], scale, dtype=np.float64))[0]
-            return
-        for piece, place in pieces():
-            piece *= factors / GRID  # a power of two: exact, wherever it is multiplied in
-            np.trunc(piece, out=piece)
-            piece *= GRID
-            place += piece
-
-    @final
     def sensitivity(self, relation: NeighboringRelation) -> float:
         """L2 sensitivity of the sum under a neighbouring relation."""
         factor = 2.0 if relation is NeighboringRelation.REPLACE_ONE else 1.0
@@ -424,22 +383,6 @@ class Query(Settings, ABC):
         for block in cohort.blocks(users_per_block):
             total += self.contribution(block, broadcast).sum(axis=0)
         return total
-
-    def add_answer(self, cohort: Cohort, broadcast: Broadcast, total: Float64Array) -> None:
-        """Add `answer` to a sum.
-
-        Args:
-            cohort: the users.
-            broadcast: public.
-            total: (answer_length,) multiples of the grid; changed in place where nothing is raised.
-
-        Raises:
-            ValueError: the answer is not finite.
-        """
-        answer = self.answer(cohort, broadcast)
-        if not np.isfinite(answer).all():
-            raise ValueError("the sum is not finite")
-        total += answer
 
     @final
     def answer_bound(self, num_users: int) -> float:

@@ -10,10 +10,8 @@ Importing this package loads no model library, and matplotlib and Jinja2 only wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from flower_privsyn.errors import MissingExtraError, RunDirectoryError
 from flower_privsyn.files import replacing
@@ -23,9 +21,6 @@ from flower_privsyn.report.summary import RunSummary
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.directory import ledger_meta
 from flower_privsyn.run.run_format import hide_dates
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
 
 __all__ = ["require_libraries", "write_run_page"]
 
@@ -50,7 +45,14 @@ def write_run_page(
         RunDirectoryError: a file of the run is damaged, or the page cannot be written.
     """
     target = run.path / "report.html" if path is None else path
-    _write(run_page(run, quality), target)
+    page = run_page(run, quality)
+    try:
+        with replacing(target) as temporary:
+            temporary.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise RunDirectoryError(
+            f"The report {target} cannot be written: {error.strerror or error}."
+        ) from error
     if path is None and run.running_process() is None:
         hide_dates(run.path)
     return target
@@ -59,7 +61,23 @@ def write_run_page(
 def run_page(run: RunDirectory, quality: Sequence[tuple[str, str]] = ()) -> str:
     """The page of a run as text; see `write_run_page`."""
     require_libraries()
-    return _rendered("run.html.j2", of_run(RunSummary.of(run), quality))
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader(__name__),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "counted": numbers.counted,
+        "ledger_meta": ledger_meta,
+        "number": numbers.number,
+        "shortened": numbers.shortened,
+    }
+    page = environment.get_template("run.html.j2").render(of_run(RunSummary.of(run), quality))
+    return numbers.writable(page)
 
 
 def require_libraries() -> None:
@@ -74,39 +92,4 @@ def require_libraries() -> None:
     except ImportError as error:
         raise MissingExtraError(
             "A report needs Jinja2 and matplotlib: pip install 'flower-privsyn[evaluation]'"
-        ) from error
-
-
-def _rendered(template: str, values: Mapping[str, Any]) -> str:
-    return numbers.writable(_environment().get_template(template).render(values))
-
-
-@cache
-def _environment() -> Environment:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent / "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {
-        "counted": numbers.counted,
-        "ledger_meta": ledger_meta,
-        "number": numbers.number,
-        "shortened": numbers.shortened,
-    }
-    return environment
-
-
-def _write(page: str, path: Path) -> None:
-    """Write a page as a whole: a reader finds the old one or the new one."""
-    try:
-        with replacing(path) as temporary:
-            temporary.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise RunDirectoryError(
-            f"The report {path} cannot be written: {error.strerror or error}."
         ) from error

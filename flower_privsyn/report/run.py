@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from flower_privsyn.evaluation.result import STAMP
-from flower_privsyn.report.figures import Points, chart
+from flower_privsyn.report.figures import spending
 from flower_privsyn.report.numbers import (
     bytes_text,
     counted,
@@ -74,8 +74,6 @@ def filled(summary: RunSummary, quality: Sequence[tuple[str, str]] = ()) -> dict
         "spending": _spending(summary),
         "costs": _costs(summary),
         "rounds": _rounds(summary),
-        "distances": _distances(summary),
-        "norms": _norms(summary),
         "said": said(summary.sketch),
         "ranking": ranked(summary.ranking),
         "settings": [(name, _setting(value)) for name, value in summary.settings.items()],
@@ -154,23 +152,15 @@ def _mechanism(summary: RunSummary) -> Facts:
 
 
 def _spending(summary: RunSummary) -> Any:
-    """Both epsilons by round; None of fewer than two releases."""
+    """Both epsilons by round; None of fewer than two releases that have them."""
     names = {"ε release": "epsilon_release", "ε known cohorts": "epsilon_known_cohorts"}
-    series = {name: _points(summary.charged, key) for name, key in names.items()}
-    if len(series["ε release"]) < 2:
+    spent = [
+        line for line in summary.charged if all(line.get(key) is not None for key in names.values())
+    ]
+    if len(spent) < 2:
         return None
-    budget = summary.epsilon_budget
-    return chart(
-        "ε spent by each round",
-        {name: points for name, points in series.items() if points},
-        y="ε, all rounds until then",
-        levels={} if budget is None else {"budget": budget},
-        steps=True,
-    )
-
-
-def _points(lines: Iterable[Mapping[str, Any]], key: str) -> Points:
-    return [(line["round"], line[key]) for line in lines if line.get(key) is not None]
+    series = {name: [(line["round"], line[key]) for line in spent] for name, key in names.items()}
+    return spending(series, budget=summary.epsilon_budget)
 
 
 # ---------------------------------------------------------------------- rounds
@@ -209,53 +199,26 @@ def _rounds(summary: RunSummary) -> Rows:
     ]
 
 
-def _distances(summary: RunSummary) -> Any:
-    """Squared distance of each round's text to what was released, where the run looked."""
-    found = summary.figures.get("fred") or {}
-    points = sorted((int(n), float(value)) for n, value in found.items() if value is not None)
-    if not points:
-        return None
-    return chart(
-        "Squared distance to the released mean and covariance",
-        {"distance": points},
-        y="squared distance (Fréchet)",
-    )
-
-
-def _norms(summary: RunSummary) -> Any:
-    """The released update of each round beside the noise in it, of training on the nodes."""
-    names = {"released update": "average_update_norm", "noise in it": "average_noise_norm"}
-    lines = [{**line["server"], "round": line["round"]} for line in summary.rounds]
-    series = {name: _points(lines, key) for name, key in names.items()}
-    if not all(series.values()):
-        return None
-    return chart("Released updates beside their noise", series, y="norm of the average over users")
-
-
 # ---------------------------------------------------------------------- texts
 
 
 def _samples(summary: RunSummary) -> list[dict[str, Any]]:
-    """Texts of the result, and before them of the first and the last round."""
+    """Texts of the result, and the best of the last round."""
     cards = []
     if summary.samples:
         note = f"{whole(summary.synthetic_texts)} {summary.texts_are}; the first"
         cards.append({"title": "Result", "note": note, "texts": summary.samples})
     found = {place: rows for place, rows in summary.round_texts().items() if rows}
-    places = sorted({min(found), max(found)}) if found else []
-    texts = [[row["text"] for row in found[place]] for place in places]
-    # Rounds that released nothing leave the text as it was.
-    for place in places[:1] if len(texts) == 2 and texts[0] == texts[1] else places:
-        rows = found[place]
-        score = next((key for key in ("score", "votes") if rows[0].get(key) is not None), None)
-        if score is not None:
-            rows = sorted(rows, key=lambda row: -row[score])
+    if found:
+        rows = found[max(found)]
         public = {row.get("source") for row in rows} == {"public"}
-        best = "" if score is None else "; those with the highest scores"
+        for score in ("votes", "score"):
+            if rows[0].get(score) is not None:
+                rows = sorted(rows, key=lambda row: -row[score])
         cards.append(
             {
-                "title": f"Round {place}" + (", public text" if public else ""),
-                "note": f"{whole(len(rows))} texts{best}",
+                "title": f"Round {max(found)}" + (", public text" if public else ""),
+                "note": f"{whole(len(rows))} texts",
                 "texts": list(dict.fromkeys(str(row["text"]) for row in rows))[:_ROUND_SAMPLES],
             }
         )

@@ -65,7 +65,7 @@ def run_costs(run: RunDirectory) -> RunCosts | None:
     # By round, the expected share of users in it: public, from the ledger's own description.
     shares = {
         int(line["round"]): Sampling.from_dict(line["sampling"]).rate
-        for line in run.ledger_lines()
+        for line in run.ledger().lines
         if line.get("event") == "started"
     }
     return RunCosts(
@@ -163,7 +163,8 @@ class RunSummary:
             LedgerError: the ledger is damaged, or lacks a line that another file states.
             RunDirectoryError: a file of the run is damaged.
         """
-        document, ledger = run.document, run.ledger_lines()
+        document, chained = run.document, run.ledger()
+        ledger = chained.lines
         opened: dict[str, Any] = next((one for one in ledger if one.get("event") == "opened"), {})
         charged = [line for line in ledger if line.get("event") == "release"]
         last: dict[str, Any] = charged[-1] if charged else {}
@@ -202,7 +203,7 @@ class RunSummary:
             epsilon_budget=opened.get("epsilon_budget", run.config.get("epsilon")),
             ended_early=spent.get("event") == "ended",
             accountant=opened.get("accountant"),
-            ledger_digest=run.last_digest(),
+            ledger_digest=next(reversed(chained.digests), None),
             costs=run_costs(run),
             figures=figures,
             synthetic_texts=count,

@@ -18,7 +18,7 @@ from flower_privsyn.errors import ProtocolError
 from flower_privsyn.messages import secure as secure_wire
 from flower_privsyn.messages import wire
 from flower_privsyn.messages.window import WindowedGrid
-from flower_privsyn.privacy import ReleaseSpec, Sampling
+from flower_privsyn.privacy import ReleaseSpec
 from flower_privsyn.progress import FOR_THE_OWNER
 from flower_privsyn.queries import Query
 from flower_privsyn.run.question import ReleasedSum
@@ -38,26 +38,6 @@ _OTHER_ERROR = "error of Flower or another code"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipient:
-    """How one node is asked in a round.
-
-    Attributes:
-        sampling: that the node applies.
-        count: users to draw, under fixed-size sampling; -1 otherwise.
-        roster_users: users that the node announced.
-    """
-
-    sampling: Sampling
-    count: int
-    roster_users: int
-
-    @property
-    def most_users(self) -> int:
-        """Users that may be in its answer."""
-        return self.roster_users if self.count < 0 else self.count
-
-
-@dataclass(frozen=True, kw_only=True)
 class AskedRound:
     """A round that was begun, until its release.
 
@@ -65,7 +45,7 @@ class AskedRound:
         spec: what is released, its round counted over the whole run.
         query: the question.
         length: how many numbers it answers.
-        recipients: the nodes that were asked, and how.
+        recipients: the question as each of the nodes gets it that are asked.
         always_asked: nodes that are asked whoever is drawn.
         begun: when, for the owner.
         traffic: what one exchange carries.
@@ -75,7 +55,7 @@ class AskedRound:
     spec: ReleaseSpec
     query: Query
     length: int
-    recipients: Mapping[int, Recipient]
+    recipients: Mapping[int, wire.Ask]
     always_asked: frozenset[int]
     begun: float
     traffic: wire.Traffic
@@ -121,21 +101,6 @@ class AskedRound:
         ]
         return f": {', '.join(found)}" if found else ""
 
-    def consequence_of_silence(self, *, makes_up: bool, go_on: str) -> str:
-        """What rounds that too few answered have cost, and how the run goes on.
-
-        Args:
-            makes_up: whether a round that nobody answered may be asked again.
-            go_on: what to do.
-        """
-        if self.secure:
-            return f"they are charged if nodes had answered; {go_on}"
-        if self.spec.sampling.hides_cohort:
-            return f"they are charged; {go_on}"
-        if not makes_up:
-            return f"they are not asked again; {go_on}, which goes on with the next"
-        return f"they cost nothing; {go_on}, which asks them again"
-
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Collected:
@@ -174,13 +139,11 @@ class Aggregation(ABC):
     """
 
     @abstractmethod
-    def messages(
-        self, asks: Iterable[tuple[int, wire.Ask]], broadcast: ArrayRecord
-    ) -> Iterator[Message]:
+    def messages(self, asks: Mapping[int, wire.Ask], broadcast: ArrayRecord) -> Iterator[Message]:
         """The messages of a round, each built when there is room for it.
 
         Args:
-            asks: nodes with the question as each of them gets it.
+            asks: the question as each node gets it.
             broadcast: of the question, packed.
         """
 
@@ -270,11 +233,9 @@ class Central(Aggregation):
         than the node announced. The server sees the raw sum of each node, and is trusted with it.
     """
 
-    def messages(
-        self, asks: Iterable[tuple[int, wire.Ask]], broadcast: ArrayRecord
-    ) -> Iterator[Message]:
+    def messages(self, asks: Mapping[int, wire.Ask], broadcast: ArrayRecord) -> Iterator[Message]:
         """One message a node: the question."""
-        for node, ask in asks:
+        for node, ask in asks.items():
             yield Message(
                 wire.pack_ask(ask, broadcast),
                 dst_node_id=node,
@@ -289,13 +250,14 @@ class Central(Aggregation):
         answering: set[int] = set()
         for reply in first_replies(replies, asked=asked.recipients.keys(), counts=counts):
             node = reply.metadata.src_node_id
+            ask = asked.recipients[node]
             try:
                 answer = wire.unpack_answer(
                     reply,
                     query=asked.query,
                     length=asked.length,
-                    roster_users=asked.recipients[node].roster_users,
-                    most_users=asked.recipients[node].most_users,
+                    roster_users=ask.roster_users,
+                    most_users=ask.roster_users if ask.sample_count < 0 else ask.sample_count,
                 )
             except wire.WireError as error:
                 counts[f"rejected: {error}"] += 1
@@ -333,16 +295,14 @@ class Secure(Aggregation):
         self._lost = ""
         self._counts: Counter[str] = Counter()
 
-    def messages(
-        self, asks: Iterable[tuple[int, wire.Ask]], broadcast: ArrayRecord
-    ) -> Iterator[Message]:
+    def messages(self, asks: Mapping[int, wire.Ask], broadcast: ArrayRecord) -> Iterator[Message]:
         """Exchange keys and shares, then one message a node: the question with its mail."""
         self._begun, self._lost, self._counts = None, "", Counter()
         # The same to the bit for everybody: every mask hangs on it, and the coins are the nodes'.
         # Nobody counts who is in the sum, so no node is told how many it had announced.
         asked = {
             node: replace(ask, sampling_key=bytes(32), sample_count=-1, roster_users=-1)
-            for node, ask in asks
+            for node, ask in asks.items()
         }
         ask = next(iter(asked.values()))
         if any(replace(one, broadcast={}) != replace(ask, broadcast={}) for one in asked.values()):

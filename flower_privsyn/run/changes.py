@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from flwr.serverapp import Grid
 
@@ -24,50 +24,16 @@ from flower_privsyn.run_config import SETTINGS
 
 logger = logging.getLogger("flwr.privsyn")
 
-#: In `config.json`, the name of the object of the app that wrote for a run last.
-_WRITER: Final = "writer"
 
-
-def record_writer(run: RunDirectory, method: Method) -> None:
-    """Keep in `config.json` that an object of the app writes, which no setting can name.
+def recorded(settings: PrivateSumConfig, method: Method) -> dict[str, Any]:
+    """The settings as a run directory has them.
 
     Args:
-        run: its directory.
-        method: knows whether it asks one; of one that asks nobody to write nothing is changed.
+        settings: of the run.
+        method: of the run; where an object of its app writes, no setting names the generator.
     """
-    if not method.asked_generator:
-        return
-    name = None if method.given_writer is None else method.given_writer.name
-    if name != object_of_the_app(run):
-        write_json(run.config_file, {**run.document, _WRITER: name})
-
-
-def object_of_the_app(run: RunDirectory) -> str | None:
-    """The name of the object that wrote for a run last; None where its settings name what did."""
-    name = run.document.get(_WRITER)
-    return None if name is None else str(name)
-
-
-def refuse_another_writer(run: RunDirectory, method: Method, *, named: bool) -> None:
-    """Refuse to go on with the setting `generator` where an object of the app wrote before.
-
-    Args:
-        run: that is resumed.
-        method: that goes on with it.
-        named: whether `generator` was set to another one than the run had.
-
-    Raises:
-        ConfigError: it would write in the object's place, and nobody asked for it.
-    """
-    asked = method.asked_generator
-    before = object_of_the_app(run)
-    if named or not asked or method.given_writer is not None or before is None:
-        return
-    raise ConfigError(
-        f'the run in {run.path} was begun with an object of its app as generator, "{before}", and '
-        f"is resumed without one: generator = {asked!r} would write in its place. Give the "
-        "object again, or set generator to another name"
-    )
+    found = settings.to_dict()
+    return found if method.given_writer is None else {**found, "generator": ""}
 
 
 #: Where a run is, not what it is.
@@ -84,6 +50,7 @@ _ALWAYS_FREE = (
 def changes_of_run(
     run: RunDirectory,
     settings: PrivateSumConfig,
+    method: Method,
     *,
     strategy: str,
     grid: Grid | None = None,
@@ -93,6 +60,7 @@ def changes_of_run(
     Args:
         run: its directory.
         settings: that it is resumed with.
+        method: that goes on with it.
         strategy: that it is resumed by.
         grid: Flower's connection to the nodes; None where nobody will be asked.
 
@@ -114,7 +82,7 @@ def changes_of_run(
     nodes = int(before.get("num-nodes", known["num-nodes"]))
     if settings.num_nodes < nodes and may_leave_out_nodes(run, settings, grid):
         free |= {"num-nodes"}
-    now, theirs = settings.to_dict(), dict(settings.node_settings)
+    now, theirs = recorded(settings, method), dict(settings.node_settings)
     if theirs:  # a column that one of the two does not name is there the default
         columns = {key: name for key, name in COLUMNS.items() if key in before or key in theirs}
         before, theirs = {**columns, **before}, {"data": "", **columns, **theirs}

@@ -55,7 +55,7 @@ from flower_privsyn.environment import (
 from flower_privsyn.errors import ConfigError, RunDirectoryError
 from flower_privsyn.locks import forget_holder, is_alive, lock_file, read_holder
 from flower_privsyn.privacy.ledger import LedgerFile, header, refuse_cut
-from flower_privsyn.progress import RunProgress, Stage, warnings_to
+from flower_privsyn.progress import RunProgress, warnings_to
 from flower_privsyn.run.run_format import (
     FORMAT,
     LEDGER_KEY,
@@ -128,11 +128,6 @@ class RoundFiles:
         self.adapter = folder / "adapter"
         self.training = folder / TRAINING
         self.server = folder / "server.json"
-
-    def make(self) -> Path:
-        """Make the folder where there is none, and return it."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        return self.folder
 
     @property
     def texts(self) -> Path | None:
@@ -297,6 +292,11 @@ def _seal_of(kept: Mapping[str, Any]) -> str | None:
     return hmac.new(key, json.dumps(kept, sort_keys=True).encode(), "sha256").hexdigest()
 
 
+#: How names begin of what a start leaves that was killed before there was a run, which may be half
+#: written; and the folder that a disk of its own has for what was lost.
+_OF_A_START: Final = ("config.json", "state.json", "progress.json", "lock", "lost+found")
+
+
 class RunDirectory:
     """One run on disk. Use `create`, `open` or `start`.
 
@@ -433,11 +433,9 @@ class RunDirectory:
             return cls.create(path, config=config, strategy=strategy)
         run = cls.open(path)
         run.goes_on = True
-        if not auto:
-            run.refuse_finished()
         run.lock(wait_seconds=10)
         try:
-            if not auto:  # again: the process that was waited for may have finished it
+            if not auto:
                 run.refuse_finished()
         except BaseException:
             run.unlock()
@@ -455,24 +453,20 @@ class RunDirectory:
         """
         if self.path.exists() and not self.path.is_dir():
             raise RunDirectoryError(f"The run directory {self.path} is a file, not a folder.")
-        if self.config_file.exists() and self.status == "finished":
-            raise RunDirectoryError(
-                f"{self.path} already holds a run; choose another run directory. That one has "
-                f"finished: `privsyn inspect {files.quoted(self.path)}` shows it, and "
-                'resume = "auto" gives its result.'
-            )
         if self.config_file.exists():
-            then = f'resume it: {how_to_resume(self.path)}; resume = "auto" does either.'
+            then = f"resume it: {how_to_resume(self.path)}"
+            if self.status == "finished":
+                then = f"see its result: privsyn inspect {files.quoted(self.path)}"
             if (pid := self.running_process()) not in (None, os.getpid()):
-                then = f"wait for process {pid}, which works on it."
+                then = f"wait for process {pid}, which works on it"
             raise RunDirectoryError(
-                f"{self.path} already holds a run; choose another run directory, or {then}"
+                f"{self.path} already holds a run; choose another run directory, or {then}."
             )
-        if others := others_than_a_start(self.path):
-            some = ", ".join(others[:3]) + (", ..." if len(others) > 3 else "")
+        names = [entry.name.lstrip(".") for entry in self.path.glob("*")]
+        if others := [name for name in sorted(names) if not name.startswith(_OF_A_START)]:
             raise RunDirectoryError(
-                f"{self.path} holds other files ({some}), and a run directory is new or empty: "
-                "who gets it gets all that is in it."
+                f"{self.path} holds other files ({', '.join(others[:3])}), and a run directory is "
+                "new or empty: who gets it gets all that is in it."
             )
 
     def refuse_finished(self) -> None:
@@ -492,19 +486,18 @@ class RunDirectory:
     @property
     def config(self) -> dict[str, Any]:
         """What the run was asked to do, as given to `create`, without places."""
-        config = self.document.get("config")
-        if not isinstance(config, dict):
-            raise RunDirectoryError(f'{self.config_file} holds no "config" object.')
-        return config
+        return dict(self.document.get("config") or {})
 
     def progress(self) -> RunProgress:
         """The reporter that writes this run's `progress.json`; always the same one."""
         if self._progress is None:
-            self._progress = RunProgress(self.progress_file, ended=self._time_stage)
+            self._progress = RunProgress(
+                self.progress_file,
+                ended=lambda stage: self.owner.record(
+                    "stage", name=stage.name, seconds=stage.seconds
+                ),
+            )
         return self._progress
-
-    def _time_stage(self, stage: Stage) -> None:
-        self.owner.record("stage", name=stage.name, seconds=stage.seconds)
 
     def follow_ledger(self, digest: Callable[[], str]) -> None:
         """State the ledger's last line in whatever is recorded from now on.
@@ -523,40 +516,25 @@ class RunDirectory:
         Raises:
             RunDirectoryError: `metrics.jsonl` is damaged.
         """
+        states, page = [*(one.state for _, one in self.rounds), self.state_file], "report.html"
+        stated = [(files.read_json(file).get(LEDGER_KEY), file) for file in states]
+        stated += [(line.get(LEDGER_KEY), self.metrics_file) for line in self.metrics()]
+        with contextlib.suppress(OSError):
+            text = (self.path / page).read_text(encoding="utf-8", errors="replace")
+            stated += [(digest, self.path / page) for digest in _LEDGER_META.findall(text)]
         found: dict[str, str] = {}
-
-        def state(record: Mapping[str, Any], file: str) -> None:
-            digest = record.get(LEDGER_KEY)
+        for digest, file in stated:
             if isinstance(digest, str):
-                found.setdefault(digest, file)
-
-        for file in [*(one.state for _, one in self.rounds), self.state_file]:
-            state(files.read_json(file), str(file.relative_to(self.path)))
-        for line in files.read_json_lines(self.metrics_file):
-            state(line, self.metrics_file.name)
-        with (
-            contextlib.suppress(OSError),
-            (self.path / "report.html").open(encoding="utf-8", errors="replace") as page,
-        ):
-            # In the head of the page, before anything long.
-            for digest in _LEDGER_META.findall(page.read(100_000)):
-                found.setdefault(digest, "report.html")
+                found.setdefault(digest, str(file.relative_to(self.path)))
         return found
 
-    def ledger_lines(self) -> list[dict[str, Any]]:
+    def ledger(self) -> LedgerFile:
         """The lines of the ledger, without a torn last one; none before the first.
 
         Raises:
             LedgerError: The ledger is damaged, of another version, or lacks a line that another
                 file of the run states.
         """
-        return self._ledger().lines
-
-    def last_digest(self) -> str | None:
-        """The digest of the ledger's last line; None before the first. Raises as `ledger_lines`."""
-        return next(reversed(self._ledger().digests), None)
-
-    def _ledger(self) -> LedgerFile:
         path = self.ledger_file
         if path.exists():
             ledger = LedgerFile.read(path)
@@ -615,7 +593,9 @@ class RunDirectory:
         Args:
             number: Round number; 0 is what existed before the first round.
         """
-        return self.rounds.files(number).make()
+        folder = self.rounds.files(number).folder
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
 
     def finish_round(self, number: int, state: Mapping[str, Any] | None = None) -> None:
         """Record that everything of a round is on disk; call it last.
@@ -653,10 +633,7 @@ class RunDirectory:
     @property
     def state(self) -> dict[str, Any]:
         """Everything in `state.json`; empty when the file is missing or unreadable."""
-        try:
-            return read_json_object(self.state_file)
-        except RunDirectoryError:
-            return {}
+        return files.read_json(self.state_file)
 
     @property
     def status(self) -> str:
@@ -688,15 +665,9 @@ class RunDirectory:
 
     def mark_running(self) -> None:
         """Record that this process works on the run."""
-        state = self.state
-        self._write_state(
-            {
-                "status": "running",
-                "error": None,
-                "starts": int(state.get("starts", 0)) + 1,
-                **{key: state[key] for key in (LEDGER_KEY,) if key in state},
-            }
-        )
+        starts = int(self.state.get("starts", 0)) + 1
+        begun = {"status": "running", "error": None, "unexpected": False, "starts": starts}
+        self._write_state({**self.state, **begun})
 
     def mark_failed(self, error: str | BaseException) -> None:
         """Record that the run ended without a result.
@@ -848,18 +819,6 @@ def round_texts(run: RunDirectory) -> dict[int, list[dict[str, Any]]]:
     return found
 
 
-def others_than_a_start(path: Path) -> list[str]:
-    """Names in a folder that are not what a start leaves that was killed before there was a run.
-
-    Args:
-        path: the folder; there are none where there is no folder.
-    """
-    names = sorted(entry.name for entry in path.iterdir()) if path.is_dir() else []
-    # A file may be half written, and a disk of its own has a folder for what was lost.
-    started = ("config.json", "state.json", "progress.json", "lock", "lost+found")
-    return [name for name in names if not name.lstrip(".").startswith(started)]
-
-
 def named(run: RunDirectory, key: str, *, here: Callable[[str], bool], instead: str) -> str:
     """What a setting of a run names, to act on it.
 
@@ -882,39 +841,35 @@ def named(run: RunDirectory, key: str, *, here: Callable[[str], bool], instead: 
     )
 
 
-def unnamed_run(app_name: str) -> tuple[Path, bool]:
-    """Where a strategy that names no run directory runs, and whether it continues a run there.
+def place_of_run(
+    run_dir: str, *, resume: bool | Literal["auto"], app_name: str
+) -> tuple[Path, bool | Literal["auto"]]:
+    """Where a strategy runs, and whether it continues a run there.
 
-    Under `privsyn run` and `privsyn resume` that is the directory of the command, else a new one.
+    Where no directory is named, that is the one of `privsyn run` or `privsyn resume` under these
+    commands, else a new one.
 
     Args:
+        run_dir: the setting; relative to the folder the command was typed in.
+        resume: whether a run is continued in `run_dir`; "auto": or begun.
         app_name: Name for a new folder.
-    """
-    if path := os.environ.get(RUN_DIRECTORY):
-        return Path(path), os.environ.get(RESUME) == "1"
-    return default_run_directory(app_name), False
-
-
-def named_run(run_dir: str, *, resume: bool | Literal["auto"]) -> Path:
-    """The run directory that a setting names.
-
-    Args:
-        run_dir: the setting, not empty; relative to the folder the command was typed in.
-        resume: whether a run is continued there; "auto": or begun.
 
     Raises:
         ConfigError: `resume` is "auto", and where the folder is depends on where Flower was
             started.
     """
-    if resume == "auto" and not (
-        files.expanded(run_dir).is_absolute() or os.environ.get(WORKING_DIRECTORY)
-    ):
+    if not run_dir:
+        path = os.environ.get(RUN_DIRECTORY)
+        continues = os.environ.get(RESUME) == "1"
+        return (Path(path), continues) if path else (default_run_directory(app_name), False)
+    absolute = files.expanded(run_dir).is_absolute() or os.environ.get(WORKING_DIRECTORY)
+    if resume == "auto" and not absolute:
         # With true a run is missing there; here it would be begun, and everybody asked again.
         raise ConfigError(
             f'resume = "auto" needs an absolute run-dir, got {run_dir!r}: from another folder it '
             "would find no run, begin a new one, and charge the same people again"
         )
-    return files.user_path(run_dir)
+    return files.user_path(run_dir), resume
 
 
 def default_run_directory(app_name: str) -> Path:

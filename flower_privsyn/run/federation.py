@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,18 +17,12 @@ from flower_privsyn.messages import wire
 from flower_privsyn.messages.window import WindowedGrid
 from flower_privsyn.messages.wire import Announcement
 from flower_privsyn.models import provenance
-from flower_privsyn.privacy import FullParticipation, RandomSource, Sampling
-from flower_privsyn.privacy.calibrated import CalibratedPlan, calibrated
-from flower_privsyn.progress import FOR_THE_OWNER, Progress, Stage
+from flower_privsyn.privacy import FullParticipation, Plan, RandomSource, Sampling
+from flower_privsyn.privacy.calibrated import calibrated
+from flower_privsyn.progress import Progress, Stage
 from flower_privsyn.run import RunDirectory, how_to_resume
-from flower_privsyn.run.aggregation import Recipient, error_key, first_replies, words_of
-from flower_privsyn.run.changes import (
-    changes_of_run,
-    may_leave_out_nodes,
-    record_changes,
-    record_writer,
-    refuse_another_writer,
-)
+from flower_privsyn.run.aggregation import error_key, first_replies, words_of
+from flower_privsyn.run.changes import changes_of_run, may_leave_out_nodes, record_changes
 from flower_privsyn.run.method import Method, RunContext
 from flower_privsyn.run.plan import announcement, check_noise, plan_of, refuse_unfit_noise
 from flower_privsyn.run.question import RecordSource
@@ -44,9 +38,6 @@ from flower_privsyn.run.settings import PrivateSumConfig
 from flower_privsyn.secure_aggregation.terms import Terms
 
 logger = logging.getLogger("flwr.privsyn")
-
-#: Rounds in a row without enough answers after which a run ends.
-LOST_IN_A_ROW = 2
 
 #: Connected nodes of one user that are asked in every round of a secret cohort, drawn or not.
 ROLL_CALL = 64
@@ -72,79 +63,6 @@ def roll_call(
         chosen = np.argsort(random.uint64(len(single)), kind="stable")[:ROLL_CALL]
         single = [single[index] for index in chosen]
     return frozenset([*several, *single])
-
-
-class Attendance:
-    """Counts rounds in a row that were lost because nobody, or too few, answered.
-
-    A run stops after several of them, because those to come would probably be lost as well, and
-    some of them charged.
-
-    Formal guarantee:
-        What is counted depends on head-counts and on which nodes replied, never on a sum. Where the
-        cohort is secret, only nodes count that are asked whoever is drawn (`roll_call`), so that
-        neither the end of a run nor its length depends on the draw; and nothing said here names a
-        node, a round or a number. What is left: a node that is asked replies before `round-timeout`
-        or does not, and a node whose users are drawn has more to compute than one whose users are
-        not. Only where *every* node of two roll calls is late for that reason can the end of a run
-        tell of it.
-
-    Args:
-        secret: whether the size of a cohort is secret.
-    """
-
-    def __init__(self, *, secret: bool) -> None:
-        self._secret = secret
-        self._lost: list[tuple[int, str]] = []
-        self._missed = ""
-
-    def answered(self) -> None:
-        """Note a round that was released with answers in it."""
-        self._lost.clear()
-
-    def missed(self, number: int, why: str) -> None:
-        """Say that a round is released without some of its nodes, once for every change of why.
-
-        A node that is gone is gone for many rounds. Where the cohort is secret the server's owner
-        alone is told.
-
-        Args:
-            number: of the round.
-            why: as `AskedRound.told` has it; "" where all were there.
-        """
-        if why and why != self._missed:
-            who = FOR_THE_OWNER if self._secret else None
-            logger.warning("round %d is released without some nodes%s", number, why, extra=who)
-        self._missed = why
-
-    def lost(self, number: int, reason: str) -> None:
-        """Note a round that was lost.
-
-        Args:
-            number: of the round.
-            reason: why, in words that the run directory may hold.
-        """
-        self._lost.append((number, reason))
-
-    def check(self, consequence: Callable[[], str]) -> None:
-        """End the run when enough rounds in a row were lost.
-
-        Args:
-            consequence: says what they cost and how to go on.
-
-        Raises:
-            FederationError: the sentence that says so.
-        """
-        if len(self._lost) < LOST_IN_A_ROW:
-            return
-        reasons = "; ".join(dict.fromkeys(reason for _, reason in self._lost))
-        numbers = list(dict.fromkeys(number for number, _ in self._lost))
-        which = f"rounds {' and '.join(map(str, numbers))} were lost"
-        if self._secret:
-            which = "two rounds in a row were lost"
-        elif len(numbers) == 1:
-            which = f"round {numbers[0]} was asked {len(self._lost)} times and lost"
-        raise FederationError(f"{which}: {reasons}; {consequence()}")
 
 
 _POLL_SECONDS = 0.5
@@ -191,9 +109,9 @@ class Roster:
         return roll_call(self.users, connected=connected, random=random)
 
     def recipients(
-        self, sampling: Sampling, *, always: Collection[int], random: RandomSource
-    ) -> dict[int, Recipient]:
-        """Nodes to ask in a round, with the sampling and the draw each of them applies.
+        self, ask: wire.Ask, *, always: Collection[int], random: RandomSource
+    ) -> dict[int, wire.Ask]:
+        """The question as each node gets it that is asked, with the draw which that node applies.
 
         A node with one user is only sent the broadcast when that user takes part, so the server
         flips its coin; on a node with many users each flips their own. Nodes of the roll call are
@@ -201,30 +119,42 @@ class Roster:
         was, they answer zeros.
 
         Args:
-            sampling: of the round.
+            ask: the question, with the sampling of the round.
             always: nodes of the roll call.
-            random: flips the server's coins.
+            random: flips the server's coins, and draws the keys of the nodes'.
         """
-        nodes = sorted(self.users)
+        nodes, sampling = sorted(self.users), ask.release.sampling
         counts = sampling.allocate([self.users[node] for node in nodes], random)
+        # By node, what it applies and how many users it draws.
+        shares: dict[int, tuple[Sampling, int]] = {}
         if counts is not None:
-            return {
-                node: Recipient(sampling=sampling, count=count, roster_users=self.users[node])
-                for node, count in zip(nodes, counts, strict=True)
-                if count > 0 or node in always
+            drawn = zip(nodes, counts, strict=True)
+            shares = {
+                node: (sampling, count) for node, count in drawn if count > 0 or node in always
             }
-        recipients: dict[int, Recipient] = {}
-        for node in nodes:
-            if self.users[node] == 0:
-                continue
-            share: Sampling = sampling
-            if sampling.method == "poisson" and node not in always:
-                mine = sampling.participants([""], key=random.uint64(4).tobytes())
-                if not mine[0]:
-                    continue
-                share = FullParticipation(population=self.total)
-            recipients[node] = Recipient(sampling=share, count=-1, roster_users=self.users[node])
-        return recipients
+        for node in nodes if counts is None else ():
+            if sampling.method != "poisson" or node in always:
+                if self.users[node]:
+                    shares[node] = sampling.of_round(ask.release.round), -1
+            elif self.users[node] and sampling.participants([""], key=_key(random))[0]:
+                shares[node] = FullParticipation(population=self.total), -1
+        return {
+            node: replace(
+                ask,
+                release=replace(ask.release, sampling=share),
+                # One key per node: equal ids on two nodes must not share a coin, and no node may
+                # know the coins of another's users.
+                sampling_key=_key(random),
+                sample_count=count,
+                roster_users=self.users[node],
+            )
+            for node, (share, count) in shares.items()
+        }
+
+
+def _key(random: RandomSource) -> bytes:
+    """A fresh key of coins."""
+    return random.uint64(4).tobytes()
 
 
 def data_request(settings: PrivateSumConfig, source: RecordSource) -> wire.DataRequest:
@@ -272,14 +202,12 @@ class Federation:
         roster: who can be asked.
         settled: phases and their noise.
         sources: what makes records, one for each kind.
-        attendance: counts rounds that were lost.
         terms: of secure aggregation; None without it.
     """
 
     roster: Roster
-    settled: CalibratedPlan
+    settled: Plan
     sources: tuple[RecordSource, ...]
-    attendance: Attendance
     terms: Terms | None = None
 
 
@@ -316,13 +244,17 @@ class Preparation:
             PrivsynError: a setting, a file, a model, the federation or the budget is at fault.
         """
         run, settings, method = self.run, self.settings, self.method
-        changes = self._changes() if resume else {}
+        changes: dict[str, tuple[Any, Any]] = {}
+        if resume:
+            run.ledger()  # a cut ledger is refused before anybody is asked
+            changes = changes_of_run(
+                run, settings, method, strategy=self.strategy, grid=self.grid.flower
+            )
         progress = run.progress()
         logger.info("run directory: %s", run.path)
         sources = set_up(method, settings, run, progress=progress)
         if resume:
             record_changes(run, changes)
-        record_writer(run, method)
         if resume and all_asked(run, num_rounds=settings.num_rounds):
             logger.info("every round has been asked: the result is made without the nodes")
             return None
@@ -341,16 +273,16 @@ class Preparation:
         if settled is None:
             settled = self._settled(population=roster.total)
         settled = settled.for_population(roster.total)
-        for phase in settled.plan.phases:
+        for phase in settled.phases:
             settings.required_users(phase.sampling)  # refuses more than there will be
         logger.info(
             "%d users on %d nodes; noise multiplier %s",
             roster.total,
             len(roster.users),
-            ", ".join(f"{phase.noise_multiplier:.5g}" for phase in settled.plan.phases),
+            ", ".join(f"{phase.noise_multiplier:.5g}" for phase in settled.phases),
         )
         if terms is not None:
-            refuse_unfit_noise(settled.plan, terms, nodes=asked)
+            refuse_unfit_noise(settled, terms, nodes=asked)
             logger.info(
                 "secure aggregation: sums of at least %d of %d nodes, %d of which may collude with "
                 "the server; each adds noise of %.3g times that of the sum",
@@ -359,22 +291,15 @@ class Preparation:
                 terms.colluding,
                 terms.noise_share,
             )
-        check_noise(settled.plan, settings, progress=progress, spent=spent)
+        check_noise(settled, settings, progress=progress, spent=spent)
         state = (last_state(run) or (0, None))[1]
-        if (found := method.check(settled.plan, spent=spent, state=state)) is not None:
+        if (found := method.check(settled, spent=spent, state=state)) is not None:
             if found.level == "warning":  # the session's warnings are noted
                 logger.warning("%s", found.sentence)
             else:
                 logger.info("%s", found.sentence)
                 progress.note(found.sentence)
-        secret = any(phase.sampling.hides_cohort for phase in settled.plan.phases)
-        return Federation(
-            roster=roster,
-            settled=settled,
-            sources=sources,
-            attendance=Attendance(secret=secret),
-            terms=terms,
-        )
+        return Federation(roster=roster, settled=settled, sources=sources, terms=terms)
 
     def _registered(
         self,
@@ -520,15 +445,6 @@ class Preparation:
                     )
                 time.sleep(_POLL_SECONDS)
 
-    def _changes(self) -> dict[str, tuple[Any, Any]]:
-        """What a run that is resumed does otherwise; refused where it may not."""
-        self.run.ledger_lines()  # a cut ledger is refused before anybody is asked
-        changes = changes_of_run(
-            self.run, self.settings, strategy=self.strategy, grid=self.grid.flower
-        )
-        refuse_another_writer(self.run, self.method, named="generator" in changes)
-        return changes
-
-    def _settled(self, *, population: int) -> CalibratedPlan:
+    def _settled(self, *, population: int) -> Plan:
         plan = plan_of(self.method, self.settings, population=population)
         return calibrated(plan, epsilon=self.settings.epsilon, ledger=ledger_of(self.run))

@@ -78,10 +78,6 @@ class Method(ABC):
         return self.place.progress
 
     @property
-    def asked_generator(self) -> str:
-        """The setting `generator`, where the run has it write something; "" elsewhere, as here."""
-        return ""
-
     @property
     @abstractmethod
     def queries(self) -> tuple[Query, ...]:

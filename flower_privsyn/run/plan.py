@@ -9,8 +9,8 @@ from typing import Self
 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.messages.wire import Announcement, ToCome, refuse_uncarried
-from flower_privsyn.privacy import FullParticipation, NeighboringRelation, Phase, Plan
-from flower_privsyn.privacy.calibrated import CalibratedPlan, left_after
+from flower_privsyn.privacy import NeighboringRelation, Phase, Plan
+from flower_privsyn.privacy.calibrated import left_after
 from flower_privsyn.privacy.mechanisms import LARGEST_NOISE, STEPS
 from flower_privsyn.progress import Progress
 from flower_privsyn.run.method import Method
@@ -61,14 +61,14 @@ def plan_of(method: Method, settings: PrivateSumConfig, *, population: int) -> P
 
 
 def announcement(
-    method: Method, settings: PrivateSumConfig, settled: CalibratedPlan | None, *, behind: int
+    method: Method, settings: PrivateSumConfig, plan: Plan | None, *, behind: int
 ) -> Announcement:
     """What the run may still ask, for nodes to refuse before anything is spent.
 
     Args:
         method: says its questions.
         settings: the settings.
-        settled: the plan; None where the noise depends on the roster: each node then hears of it
+        plan: settled; None where the noise depends on the roster: each node then hears of it
             with the first question.
         behind: rounds that nobody will be asked again.
     """
@@ -80,21 +80,15 @@ def announcement(
         relation=NeighboringRelation(settings.relation),
         secure=settings.secure_aggregation,
     )
-    if settled is None:
+    if plan is None:
         return known
-    plan = settled.plan
-    if len(plan.phases) == 1:
-        (phase,) = plan.phases
-        correlation = settled.correlations.get(phase.name)
-        multiplier = phase.noise_multiplier or 0.0
-        count, sampling = max(0, settings.num_rounds - behind), phase.sampling
-        if correlation is not None:
-            multiplier = correlation.noise_multiplier(multiplier)
-            known = replace(known, stream=correlation.stream)
-            count, sampling = min(1, count), FullParticipation()
-        one = ToCome(count=count, noise_multiplier=multiplier, sampling=sampling)
-        return replace(known, noise_multiplier=multiplier, to_come=(one,) if count else ())
     left = left_after(plan, behind)
+    if len(plan.phases) == 1 and behind < plan.rounds:
+        # Whoever has charged correlated rounds knows them by their stream.
+        (phase,) = plan.phases
+        left = plan.released_by(phase, rounds=plan.rounds - behind)
+        if phase.correlation is not None:
+            known = replace(known, stream=phase.correlation.stream)
     # Where the last phase is paid for and has rounds left, nodes are asked at its noise.
     told = left or plan.released_by(plan.phases[-1])
     return replace(

@@ -59,26 +59,19 @@ def stored_release(run: RunDirectory, number: int, *, sampling: Sampling) -> Rel
     try:
         with path.open("rb") as file:
             # Not `np.load`, which also opens archives and says of bad ones whatever these say.
-            values, header = read_array(file), read_array(file)
-        if (
-            values.ndim != 1
-            or header.shape != (2,)
-            or {values.dtype.kind, header.dtype.kind} != {"f"}
-        ):
+            values, (noise_std, users) = read_array(file), read_array(file).tolist()
+        if values.ndim != 1 or values.dtype != np.float64:
             raise ValueError("other arrays than those of a release")
-    except PermissionError as error:
-        raise RunDirectoryError(f"{path} cannot be read: {error.strerror}.") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise RunDirectoryError(
-            f"{path} is damaged: it does not hold the release of round {number}, which was "
-            "charged; put back a copy of it."
+            f"{path} is damaged, or cannot be read: it does not hold the release of round "
+            f"{number}, which was charged; put back a copy of it."
         ) from error
-    num_users = None if np.isnan(header[1]) else int(header[1])
     return ReleasedSum(
         round_number=number,
         values=values,
-        noise_std=float(header[0]),
-        num_users=num_users,
+        noise_std=noise_std,
+        num_users=None if math.isnan(users) else int(users),
         sampling=sampling,
     )
 
@@ -215,7 +208,7 @@ class Releases:
         if number not in self._samplings:
             self._samplings = {
                 int(line["round"]): Sampling.from_dict(line["sampling"])
-                for line in self._run.ledger_lines()
+                for line in self._run.ledger().lines
                 if line["event"] == "started"
             }
         sampling = self._samplings.get(number)
@@ -439,11 +432,8 @@ class KeptRounds:
         # Drawn from others, later rounds cost something else, within the budget if there is one;
         # towards who knows the cohorts it is the same. The share that a fixed number of users is
         # follows the roster, which may change without any setting.
-        others = bool(changed & {"num-users", "num-nodes"}) or any(
-            line["sampling"]["method"] == "fixed-size"
-            for line in self.run.ledger_lines()
-            if line["event"] == "started"
-        )
+        fixed = self.run.config.get("sampling") == "fixed-size"
+        others = bool(changed & {"num-users", "num-nodes"}) or fixed
         release = ledger.epsilon_budget or (known if others else planned.get("epsilon_release"))
         ledger.end(round=self.over, epsilon_release=need(release), epsilon_known_cohorts=known)
 
@@ -455,12 +445,6 @@ class KeptRounds:
         again = not ledger.correlations and not charged
         raise FederationError(
             "no round was released, so nothing was learned from the users and no result is "
-            f"written; {f'{charged} rounds were charged' if charged else 'nothing was spent'}; "
-            + (
-                f"{go_on}, which asks again"
-                if again
-                else "start a new run, whose cost adds to this one's"
-                if charged
-                else "start a new run"
-            )
+            f"written; {charged} rounds were charged; "
+            + (go_on if again else "start a new run, whose cost adds to this one's")
         )

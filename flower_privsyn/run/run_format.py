@@ -33,12 +33,8 @@ def how_to_resume(path: Path, **settings: object) -> str:
         return f"`{' --set '.join([f'privsyn resume {quoted(path)}', *given])}`"
     run_dir = json.dumps(str(path), ensure_ascii=False)
     keys = " ".join([f"run-dir={run_dir}", "resume=true", *given])
-    in_code = ", ".join(["resume=True", *(f"{name}={value}" for name, value in settings.items())])
     # Not a command of its own: what it leaves out would be the app's, not what the run began with.
-    return (
-        f"the command that began it, and `{keys}` in its --run-config (where the app sets run_dir "
-        f"in code, {in_code} there)"
-    )
+    return f"the command that began it, and `{keys}` in its --run-config, or in the app's code"
 
 
 def was_launched(document: Mapping[str, Any]) -> bool:

@@ -27,8 +27,10 @@ from flower_privsyn.privacy import (
     CyclicSampling,
     FixedSizeSampling,
     FullParticipation,
+    NeighboringRelation,
     Phase,
     PoissonSampling,
+    Release,
     Sampling,
 )
 from flower_privsyn.privacy.accounting import (
@@ -253,26 +255,12 @@ class PrivateSumConfig(Settings):
                 f'min-users = {self.min_users} needs sampling = "full", got "{self.sampling}": '
                 "whether a round is released would tell who was drawn"
             )
-        if self.sampling == "fixed-size" and self.relation == "add-remove":
-            raise ConfigError(
-                'sampling = "fixed-size" needs relation = "zero-out" or "replace-one", got '
-                '"add-remove": a fixed number of users cannot be drawn from one fewer'
-            )
-        if self.max_nodes_per_user > 1 and self.sampling == "fixed-size":
-            raise ConfigError(
-                f"max-nodes-per-user = {self.max_nodes_per_user} needs another sampling than "
-                '"fixed-size": who is on several nodes is drawn on each of them, and there is no '
-                "bound for that"
-            )
-        if (
-            self.sampling == "poisson"
-            and self.relation == "replace-one"
-            and self.accountant == "rdp"
-        ):
-            raise ConfigError(
-                'sampling = "poisson" with relation = "replace-one" needs accountant = "pld", got '
-                '"rdp"'
-            )
+        Release(
+            noise_multiplier=1.0,
+            sampling=PrivateSumConfig.sampling_of(self, max(1, self.sample_size)),
+            relation=NeighboringRelation(self.relation),
+            max_nodes_per_user=self.max_nodes_per_user,
+        )
 
     def _check_secure_aggregation(self) -> None:
         """Refuse what secure aggregation does not do, and too few nodes for it."""

@@ -11,8 +11,8 @@ import inspect
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar, Literal, Self
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, ClassVar, Self
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -20,7 +20,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from flower_privsyn import files
 from flower_privsyn.checks import check_number
-from flower_privsyn.errors import ConfigError, LedgerError
+from flower_privsyn.errors import ConfigError, FederationError, LedgerError
 from flower_privsyn.files import leftovers
 from flower_privsyn.messages import secure as secure_wire
 from flower_privsyn.messages import wire
@@ -38,13 +38,13 @@ from flower_privsyn.privacy import (
     ReleaseSpec,
     SecureRandom,
 )
-from flower_privsyn.privacy.calibrated import CalibratedPlan
 from flower_privsyn.privacy.mechanisms import LARGEST_SUM, from_grid
 from flower_privsyn.progress import FOR_THE_OWNER, Progress
 from flower_privsyn.queries.query import try_query
-from flower_privsyn.run import RunDirectory, how_to_resume, named_run, unnamed_run
+from flower_privsyn.run import RunDirectory, how_to_resume
 from flower_privsyn.run.aggregation import Aggregation, AskedRound, Central, Secure, answered_by
-from flower_privsyn.run.changes import changes_of_run
+from flower_privsyn.run.changes import changes_of_run, recorded
+from flower_privsyn.run.directory import place_of_run
 from flower_privsyn.run.federation import Federation, Preparation, Roster, data_request
 from flower_privsyn.run.method import Method, RunContext
 from flower_privsyn.run.question import Question, RecordSource, ReleasedSum, State, need, source_of
@@ -113,7 +113,7 @@ def broadcast_of(question: Question, settings: PrivateSumConfig) -> ArrayRecord:
 def ask_of(
     question: Question,
     settings: PrivateSumConfig,
-    plan: CalibratedPlan,
+    plan: Plan,
     *,
     number: int,
     source: RecordSource,
@@ -129,7 +129,7 @@ def ask_of(
         source: what makes the records.
         secure: the terms of secure aggregation; None without it.
     """
-    phase = plan.plan.at(number)
+    phase = plan.at(number)
     return wire.Ask(
         release=ReleaseSpec(
             round=number,
@@ -141,7 +141,7 @@ def ask_of(
             ),
             sampling=phase.sampling,
             relation=NeighboringRelation(settings.relation),
-            correlation=plan.correlations.get(phase.name),
+            correlation=phase.correlation,
             max_nodes_per_user=settings.max_nodes_per_user,
         ),
         query=question.query,
@@ -192,6 +192,8 @@ class Started:
         rounds: the method's state, and what is over.
         asked: the round under way, or the one that was last; None before the first.
         noise: the stream of the phase under way; None where its rounds draw their own.
+        lost: why each of the last rounds was lost, in words that the run directory may hold.
+        missing: why nodes were not in the last sum, as `AskedRound.told` has it.
     """
 
     grid: WindowedGrid
@@ -201,6 +203,8 @@ class Started:
     rounds: KeptRounds
     asked: AskedRound | None = None
     noise: CorrelatedNoise | None = None
+    lost: list[str] = field(default_factory=list)
+    missing: str = ""
 
 
 class PrivateSumStrategy(Strategy):
@@ -303,7 +307,7 @@ class PrivateSumStrategy(Strategy):
     @property
     def plan(self) -> Plan:
         """The phases of the run with their noise; available from the first question on."""
-        return need(self._started).federation.settled.plan
+        return need(self._started).federation.settled
 
     def start(
         self,
@@ -356,7 +360,7 @@ class PrivateSumStrategy(Strategy):
         tracker = Following.of(settings.tracker, self.tracker)
         run = self._open_run()
         if run.status == "finished":  # which resume = "auto" allows
-            return self._result_again(tracker)
+            return self._result_again()
         rounds = KeptRounds(run=run, method=self.method, total=settings.num_rounds, tracker=tracker)
         with run.session(failed=rounds.tell):
             window = WindowedGrid(grid, window=self.messages_under_way)
@@ -369,7 +373,7 @@ class PrivateSumStrategy(Strategy):
                 timeout=timeout,
             ).get_ready(resume=run.goes_on)
             with self._open_ledger(run) as ledger:
-                plan = None if federation is None else federation.settled.plan
+                plan = None if federation is None else federation.settled
                 with self._timed("begin"):
                     rounds.go_on(ledger, plan)
                 result = Result()
@@ -439,7 +443,7 @@ class PrivateSumStrategy(Strategy):
             return None
         return broadcast_of(Question(self.method.queries[-1], learnt), self.config)
 
-    def _result_again(self, tracker: Following | None) -> Result:
+    def _result_again(self) -> Result:
         """Flower's result of a finished run, from its directory; nobody is asked.
 
         Of every round the numbers of its line, and the arrays that the run ended with, for which
@@ -447,8 +451,8 @@ class PrivateSumStrategy(Strategy):
         """
         run, name = self.run, type(self).__name__
         try:
-            run.ledger_lines()  # a cut ledger is refused, as wherever a run is opened
-            changes = changes_of_run(run, self.config, strategy=name)
+            run.ledger()  # a cut ledger is refused, as wherever a run is opened
+            changes = changes_of_run(run, self.config, self.method, strategy=name)
             for key, (made, now) in changes.items():
                 logger.warning("%s = %r changes nothing: the run finished with %r", key, now, made)
             logger.info(
@@ -463,22 +467,13 @@ class PrivateSumStrategy(Strategy):
                 result.arrays = self._learnt(kept[1]) or result.arrays
             for line in run.metrics():
                 result.train_metrics_clientapp[int(line["round"])] = _numbers_of(line)
-            if tracker is not None:
-                tracker.tell(run)
             return result
         finally:
             run.unlock()
 
     def summary(self) -> None:
-        """Log what the run spends."""
-        for phase in self.plan.phases:
-            logger.info(
-                "\t%s: %d x %s, noise multiplier %s",
-                phase.name,
-                phase.rounds,
-                phase.sampling,
-                phase.noise_multiplier,
-            )
+        """Log what the run asks."""
+        logger.info("\t%s", self.plan)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -502,7 +497,6 @@ class PrivateSumStrategy(Strategy):
             random=self._random,
             everybody=self.config.secure_aggregation,
         )
-        recipients = roster.recipients(phase.sampling, always=always, random=self._random)
         ask = ask_of(
             question,
             self.config,
@@ -511,6 +505,7 @@ class PrivateSumStrategy(Strategy):
             source=source,
             secure=started.federation.terms,
         )
+        recipients = roster.recipients(ask, always=always, random=self._random)
         asked = AskedRound(
             spec=ask.release,
             query=question.query,
@@ -523,23 +518,7 @@ class PrivateSumStrategy(Strategy):
             secure=self.config.secure_aggregation,
         )
         self._begin(asked)
-
-        def asks() -> Iterator[tuple[int, wire.Ask]]:
-            for node, one in recipients.items():
-                yield (
-                    node,
-                    replace(
-                        ask,
-                        release=replace(ask.release, sampling=one.sampling.of_round(number)),
-                        # One key per node: equal ids on two nodes must not share a coin, and no
-                        # node may know the coins of another's users.
-                        sampling_key=self._random.uint64(4).tobytes(),
-                        sample_count=one.count,
-                        roster_users=one.roster_users,
-                    ),
-                )
-
-        return started.aggregation.messages(asks(), arrays)
+        return started.aggregation.messages(recipients, arrays)
 
     def _begin(self, asked: AskedRound) -> None:
         """Have the ledger say that a round has begun; nothing of it is sent before."""
@@ -587,9 +566,9 @@ class PrivateSumStrategy(Strategy):
             seconds_server=files.seconds() - answered,
         )
         rounds.tell()
-        started.federation.attendance.check(
-            lambda: asked.consequence_of_silence(makes_up=makes_up, go_on=self._go_on)
-        )
+        charged = number in started.ledger.rounds_charged
+        cost = "they are charged" if charged else "they cost nothing"
+        self._end_where_nobody_answers(f"{cost}; {self._go_on}")
         return self._arrays(rounds), _numbers_of(metrics)
 
     def configure_evaluate(
@@ -662,7 +641,7 @@ class PrivateSumStrategy(Strategy):
     def _leave_out(self, asked: AskedRound, reason: str, *, num_users: int, charged: bool) -> None:
         """Close a round without a release; it is charged where nodes have charged it, too."""
         started, told, spec = need(self._started), asked.why_lost(reason), asked.spec
-        started.federation.attendance.lost(spec.round, told)
+        started.lost.append(told)
         if charged or spec.sampling.hides_cohort:
             started.ledger.charge(round=spec.round, num_users=num_users)
         else:
@@ -673,20 +652,39 @@ class PrivateSumStrategy(Strategy):
         self, asked: AskedRound, answering: frozenset[int], counts: Counter[str]
     ) -> None:
         """Note who answered a round that is released, and tell the server's owner of silence."""
-        attendance, spec = need(self._started).federation.attendance, asked.spec
+        started, spec = need(self._started), asked.spec
         if not spec.sampling.hides_cohort or answering & asked.always_asked:
-            attendance.answered()
+            started.lost.clear()
         else:
-            attendance.lost(spec.round, "no node that is asked in every round answered")
-        if asked.recipients and not answering:
-            # It depends on the draw where nodes of one user are drawn.
-            logger.warning(
-                "round %d: none of the nodes that were asked answered; it is released, as noise "
-                "alone, and charged",
-                spec.round,
-                extra=FOR_THE_OWNER,
-            )
-        attendance.missed(spec.round, asked.told(counts))
+            started.lost.append("no node that is asked in every round answered")
+        told = asked.told(counts)
+        if told and told != started.missing:  # a node that is gone is gone for many rounds
+            who = FOR_THE_OWNER if spec.sampling.hides_cohort else None
+            logger.warning("round %d is released without some nodes%s", spec.round, told, extra=who)
+        started.missing = told
+
+    def _end_where_nobody_answers(self, consequence: str) -> None:
+        """End the run when two rounds in a row were lost: those to come would probably be as well.
+
+        Formal guarantee:
+            What is counted depends on head-counts and on which nodes replied, never on a sum. Where
+            the cohort is secret, only nodes count that are asked whoever is drawn (`roll_call`), so
+            that neither the end of a run nor its length depends on the draw; and nothing said here
+            names a node, a round or a number. What is left: a node that is asked replies before
+            `round-timeout` or does not, and a node whose users are drawn has more to compute than
+            one whose users are not. Only where *every* node of two roll calls is late for that
+            reason can the end of a run tell of it.
+
+        Args:
+            consequence: what the last round cost, and how to go on.
+
+        Raises:
+            FederationError: the sentence that says so.
+        """
+        lost = need(self._started).lost
+        if len(lost) > 1:
+            reasons = "; ".join(dict.fromkeys(lost))
+            raise FederationError(f"two rounds in a row were lost: {reasons}; {consequence}")
 
     def _open_noise(self, number: int, correlation: Correlation | None) -> None:
         """Begin the stream of a phase's correlated noise, or go on with it."""
@@ -720,16 +718,12 @@ class PrivateSumStrategy(Strategy):
 
     def _open_run(self) -> RunDirectory:
         """The run directory, new or with a run to go on with."""
-        settings = self.config
-        if settings.run_dir:
-            resume: bool | Literal["auto"] = settings.resume
-            path = named_run(settings.run_dir, resume=resume)
-        else:  # which takes a home
-            path, resume = unnamed_run(type(self).__name__)
+        settings, name = self.config, type(self).__name__
+        path, resume = place_of_run(settings.run_dir, resume=settings.resume, app_name=name)
         self._run = RunDirectory.start(
             path,
-            config={**settings.to_dict(), **dict(settings.node_settings)},
-            strategy=type(self).__name__,
+            config={**recorded(settings, self.method), **dict(settings.node_settings)},
+            strategy=name,
             resume=resume,
         )
         self._started = None  # of an earlier start
@@ -773,21 +767,8 @@ def _numbers_of(metrics: Mapping[str, Any]) -> MetricRecord:
 
 
 #: What a subclass may not replace: everything but how it is made.
-_PRIVATE_PATH = frozenset(PrivateSumStrategy.__dict__) - {
-    "__init__",
-    "config_class",
-    "method_class",
-    "messages_under_way",
-    "__module__",
-    "__doc__",
-    "__dict__",
-    "__weakref__",
-    "__abstractmethods__",
-    "_abc_impl",
-    "__annotations__",
-    "__orig_bases__",
-    "__parameters__",
-    "__qualname__",
-    "__firstlineno__",
-    "__static_attributes__",
-}
+_PRIVATE_PATH = frozenset(
+    name
+    for name in PrivateSumStrategy.__dict__
+    if name == "__init_subclass__" or not name.startswith("__")
+) - {"config_class", "method_class", "messages_under_way", "_abc_impl"}

@@ -9,19 +9,16 @@ this machine is in the owner's folder.
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import logging
 import math
 import os
 import re
-import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from flower_privsyn.errors import MissingExtraError
-from flower_privsyn.files import read_json, write_json
 from flower_privsyn.run.directory import RunDirectory
 from flower_privsyn.run.run_format import LEDGER_KEY
 
@@ -36,17 +33,13 @@ _PATIENCE: Final = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST
 class Tracker(Protocol):
     """Where figures go: one of those that settings name, or `tracker` of a strategy."""
 
-    def begin(self, name: str, settings: Mapping[str, str], folder: Path, known: str) -> str:
-        """Begin to track a run, or go on: called once in a process, before its first figure.
+    def begin(self, name: str, settings: Mapping[str, str], folder: Path) -> None:
+        """Begin to track a run: called once in a process, before its first figure.
 
         Args:
             name: for people.
             settings: of the run, without places.
             folder: of the run's owner, for what is kept on this machine.
-            known: what this returned when the run was first told of; "" before that.
-
-        Returns:
-            What the tracker calls the run.
         """
 
     def log(self, number: int, figures: Mapping[str, float]) -> None:
@@ -74,15 +67,13 @@ def require_tracker(name: str) -> None:
 class TensorBoard:
     """Event files in `tensorboard` of the owner's folder."""
 
-    def begin(self, name: str, settings: Mapping[str, str], folder: Path, known: str) -> str:
+    def begin(self, name: str, settings: Mapping[str, str], folder: Path) -> None:  # noqa: ARG002
         """See `Tracker`."""
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(str(folder / "tensorboard"))
-        if not known:
-            told = [f"{key} = {value}" for key, value in sorted(settings.items())]
-            self._writer.add_text("settings", "  \n".join(told))
-        return name
+        told = [f"{key} = {value}" for key, value in sorted(settings.items())]
+        self._writer.add_text("settings", "  \n".join(told))
 
     def log(self, number: int, figures: Mapping[str, float]) -> None:
         """See `Tracker`."""
@@ -99,40 +90,27 @@ class TensorBoard:
 class MLflow:
     """A run of the experiment "flower-privsyn" where `MLFLOW_TRACKING_URI` says."""
 
-    def begin(
-        self,
-        name: str,
-        settings: Mapping[str, str],
-        folder: Path,  # noqa: ARG002 - nothing is kept here
-        known: str,
-    ) -> str:
+    def begin(self, name: str, settings: Mapping[str, str], folder: Path) -> None:  # noqa: ARG002
         """See `Tracker`."""
-        from mlflow import MlflowClient
+        import mlflow
 
         for key, value in _PATIENCE.items():
             os.environ.setdefault(key, value)
-        self._client, self._name = MlflowClient(), known
-        if known:
-            self._client.update_run(known, status="RUNNING")
-            return known
-        found = self._client.get_experiment_by_name(_PROJECT)
-        made = self._client.create_run(
-            self._client.create_experiment(_PROJECT) if found is None else found.experiment_id,
-            run_name=name,
-        )
-        self._name = str(made.info.run_id)
-        for key, value in settings.items():
-            self._client.log_param(self._name, key, value[:500])
-        return self._name
+        mlflow.set_experiment(_PROJECT)
+        mlflow.start_run(run_name=name)
+        mlflow.log_params({key: value[:500] for key, value in settings.items()})
 
     def log(self, number: int, figures: Mapping[str, float]) -> None:
         """See `Tracker`."""
-        for name, value in figures.items():
-            self._client.log_metric(self._name, name, value, step=number)
+        import mlflow
+
+        mlflow.log_metrics(dict(figures), step=number)
 
     def end(self, status: str) -> None:
         """See `Tracker`."""
-        self._client.set_terminated(self._name, status.upper())
+        import mlflow
+
+        mlflow.end_run(status.upper())
 
 
 class WeightsAndBiases:
@@ -141,15 +119,12 @@ class WeightsAndBiases:
     Source code, console, machine and its use stay here.
     """
 
-    def begin(self, name: str, settings: Mapping[str, str], folder: Path, known: str) -> str:
+    def begin(self, name: str, settings: Mapping[str, str], folder: Path) -> None:
         """See `Tracker`."""
         import wandb
 
-        called = known or secrets.token_hex(4)
         self._run: Any = wandb.init(
             project=_PROJECT,
-            id=called,
-            resume="allow",
             name=name,
             config=dict(settings),
             dir=str(folder),
@@ -166,7 +141,6 @@ class WeightsAndBiases:
                 x_save_requirements=False,
             ),
         )
-        return called
 
     def log(self, number: int, figures: Mapping[str, float]) -> None:
         """See `Tracker`."""
@@ -187,12 +161,11 @@ TRACKERS: Final[dict[str, Callable[[], Tracker]]] = {
 #: Who asks a server, and by which password, in an address.
 _LOGIN: Final = re.compile(r"(?<=://)[^/\s]*@")
 
-#: In the owner's folder: what each tracker calls the run, and how much it has been told.
-_TOLD: Final = "trackers.json"
-
 
 class Following:
-    """A tracker that is told of a run while it lasts; one that failed, not before the run ends.
+    """A tracker that a process tells of a run; one that failed, not before the run ends.
+
+    Every process that works on a run tells all of its rounds, so a resumed one is told of whole.
 
     Args:
         tracker: of the run.
@@ -201,6 +174,7 @@ class Following:
     def __init__(self, tracker: Tracker) -> None:
         self._tracker = tracker
         self._begun = self._fails = False
+        self._told = 0
 
     @classmethod
     def of(cls, name: str, own: Tracker | None) -> Following | None:
@@ -220,11 +194,19 @@ class Following:
 
     def tell(self, run: RunDirectory) -> None:
         """Tell it the lines of `metrics.jsonl` that it lacks; what goes wrong costs no round."""
-        if self._fails and run.status == "running":
+        ended = run.status in ("finished", "failed")
+        if self._fails and not ended:
             return
         try:
-            self._tell(run)
-            self._fails = False
+            if not self._begun:
+                run.owner.make()
+                self._tracker.begin(run.path.name, _settings(run), run.owner.path)
+                self._begun = True
+            for line in run.metrics()[self._told :]:
+                self._tracker.log(int(line["round"]), _figures(line))
+                self._told += 1
+            if ended:
+                self._tracker.end(run.status)
         except Exception as error:  # a library of others, and a server of others
             self._fails = True
             # The warning is in the run directory, and libraries quote the address they were given.
@@ -234,31 +216,6 @@ class Following:
                 type(error).__name__,
                 said,
             )
-
-    def _tell(self, run: RunDirectory) -> None:
-        tracker = self._tracker
-        file, own = run.owner.path / _TOLD, type(tracker).__name__
-        known = read_json(file)
-        told = {"name": "", "lines": 0, "status": "", **known.get(own, {})}
-        lines = run.metrics()[told["lines"] :]
-        if not lines and told["status"] == run.status:
-            return  # of a run that was finished before
-
-        def note(**what: Any) -> None:
-            told.update(what)
-            with contextlib.suppress(OSError):  # a later process tells it once more
-                write_json(file, {**known, own: told}, for_the_owner=True)
-
-        if not self._begun:
-            run.owner.make()
-            note(name=tracker.begin(run.path.name, _settings(run), run.owner.path, told["name"]))
-            self._begun = True
-        for line in lines:
-            tracker.log(int(line["round"]), _figures(line))
-            note(lines=told["lines"] + 1)
-        if run.status in ("finished", "failed"):
-            tracker.end(run.status)
-            note(status=run.status)
 
 
 def _figures(line: Mapping[str, Any]) -> dict[str, float]:

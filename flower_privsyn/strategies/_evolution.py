@@ -135,6 +135,11 @@ class Evolution(Method):
         """Nearest-neighbour votes."""
         return (self._query,)
 
+    @property
+    def asked_generator(self) -> str:
+        """The setting `generator`, where the run has it write something; "" elsewhere, as here."""
+        return ""
+
     # ------------------------------------------------------------------ before the first round
 
     def setup(self, place: RunContext) -> tuple[RecordSource, ...]:

@@ -71,6 +71,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("flwr.privsyn")
 
+#: The `estimator` whose noise is less than its epsilon needs, as the paper has it.
+TOO_LITTLE: Final = "too-little-noise-as-printed"
+
 #: Noise of a covariance over what that of public text says, above which a run is refused.
 _MOST_RATIO: Final = 2.0
 
@@ -297,7 +300,7 @@ class ReleasedMoments(Method):
                 sampling=FullParticipation(),
                 relation=relation,
             )
-            for line in self.run.ledger_lines()
+            for line in self.run.ledger().lines
             if line.get("event") == "release"
         )
         epsilon = release_epsilon(released, delta=config.delta, accountant=config.accountant)

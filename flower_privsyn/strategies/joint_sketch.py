@@ -152,11 +152,6 @@ class AskedOnce(Method):
         """The counts."""
         return (self.config.sketch_question(),)
 
-    @property
-    def asked_generator(self) -> str:
-        """The generator, where it writes after the chosen text."""
-        return self.config.generator if self.config.synthesis == "written" else ""
-
     # ------------------------------------------------------------------ the release
 
     def setup(self, place: RunContext) -> tuple[RecordSource, ...]:

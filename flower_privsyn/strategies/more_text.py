@@ -21,7 +21,6 @@ from flower_privsyn.locks import lock_file
 from flower_privsyn.models import has_model
 from flower_privsyn.progress import Progress
 from flower_privsyn.run import RunDirectory, how_to_resume
-from flower_privsyn.run.changes import object_of_the_app
 from flower_privsyn.run.directory import TRAINED_MODEL, named, writer_in
 from flower_privsyn.strategies._population import Population, released_texts, survivors
 from flower_privsyn.strategies._synthesis import ExpansionSettings, expand_resumably
@@ -56,8 +55,8 @@ class MoreText(ExpansionSettings):
             changed: values by the names above; None for the run's.
 
         Raises:
-            ConfigError: the run names no generator, or had an object of its app write, and none is
-                given; or its directory alone names a generator, parameters or a prompt.
+            ConfigError: the run names no generator, as where an object of its app wrote, and none
+                is given; or its directory alone names a generator, parameters or a prompt.
         """
         own = run.config
         values = {name: own[key] for name in cls.declared if (key := name.replace("_", "-")) in own}
@@ -65,11 +64,6 @@ class MoreText(ExpansionSettings):
         trained = _trained(run) if TopicsOfRun.read(run) is not None else writer_in(run.path)
         if trained is not None:
             values["generator"] = str(trained)  # the run's own, which it has made
-        elif "generator" not in given and (written := object_of_the_app(run)) is not None:
-            raise ConfigError(
-                f"the texts of the run in {run.path} were written by an object of its app, "
-                f'"{written}", which is not at hand: name a generator with --set generator=NAME'
-            )
         values |= given
         if not values.get("generator"):
             raise ConfigError(

@@ -204,11 +204,6 @@ class PreferencesByScores(Method):
         return (self._moments, self._similarity) if self._judges else (self._similarity,)
 
     @property
-    def asked_generator(self) -> str:
-        """The generator."""
-        return self.config.generator
-
-    @property
     def _judges(self) -> bool:
         """Whether rounds are compared with moments, which are released first."""
         return self.config.checkpoint == "fred"

@@ -79,8 +79,7 @@ class TestCut:
             kept = self.CUT.asked(everyone())
         assert kept.user_ids == ("a", "b", "c")
         assert kept.labels == ["good", "bad"]
-        assert str(tally).startswith("2 documents of 2 users are of no class of this run and are ")
-        assert "unusable" not in str(tally)
+        assert str(tally).startswith("2 records of 2 users are left out")
 
     def test_a_run_is_stopped_where_no_document_is_of_a_class_and_by_no_single_one(self) -> None:
         users = everyone()

@@ -104,7 +104,7 @@ def test_what_is_left_out_of_the_data(check: Check, tmp_path: Path, app: Path) -
         file.write('{"client_id": "u1", "text": null}\n')
     settings = ("epsilon=8", f"data={data}", *(() if app == OWN_DATA else ("num-nodes=3",)))
     said = [one.sentence for one in check(*settings, app=app).of_level("warning")]
-    (sentence,) = [one for one in said if "left out as unusable" in one]
+    (sentence,) = [one for one in said if "left out, as unusable" in one]
     assert sentence.startswith("1 records of 1 users ")
 
 

@@ -394,7 +394,7 @@ def test_a_ledger_is_never_overwritten(tmp_path: Path) -> None:
     with create(path) as ledger:
         run_round(ledger, 1)
     before = path.read_bytes()
-    with pytest.raises(LedgerError, match="already exists; open it"):
+    with pytest.raises(LedgerError, match="File exists"):
         create(path)
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["ledger.jsonl"]

@@ -109,8 +109,7 @@ class TestClippingCannotBeOverridden:
     @pytest.mark.parametrize(
         "method",
         [
-            *("contribution", "sensitivity", "answer_bound"),
-            *("_clip", "_add_wide", "answer", "add_answer"),
+            *("contribution", "sensitivity", "answer_bound", "_clip", "answer"),
         ],
     )
     def test_subclass_is_refused(self, method: str) -> None:

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from flower_privsyn.report.figures import chart
+from flower_privsyn.report.figures import spending
 from flower_privsyn.report.numbers import NOTHING, bytes_text, epsilon_text, shortened, writable
 from tests.support.pages import pictures, read
 
 
 def test_a_picture_names_what_is_in_it_and_is_the_same_again() -> None:
     def drawn() -> str:
-        return chart(
-            "It <rises>",
-            {f"method {n}": [(1, 0.2 + n), (100, 0.8)] for n in range(12)},
-            y="share",
-            levels={"a floor, $x^2$<b>": 0.1},
-        )
+        return spending({"ε release": [(1, 0.2), (3, 0.8)]}, budget=1.0)
 
     assert drawn() == drawn()
     (words,) = pictures(read(drawn()))
-    assert words.startswith("It <rises>")
-    assert all(f"method {n}" in words for n in range(12))
-    # What is written is text, and no formula.
-    assert "a floor, $x^2$<b>" in words
+    assert all(name in words for name in ("ε release", "budget", "Round"))
 
 
 def test_amounts() -> None:

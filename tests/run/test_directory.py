@@ -77,7 +77,7 @@ def test_create_leaves_a_folder_alone_that_is_somebodys(tmp_path: Path) -> None:
     for name in ("users.jsonl", "state.json", "d", "e", "f"):
         (tmp_path / name).write_text("mine")
         os.utime(tmp_path / name, (1e9, 1e9))
-    with pytest.raises(RunDirectoryError, match=r"holds other files \(d, e, f, \.\.\.\)"):
+    with pytest.raises(RunDirectoryError, match=r"holds other files \(d, e, f\)"):
         RunDirectory.create(tmp_path, config={})
     assert {file.read_text() for file in tmp_path.iterdir()} == {"mine"}
     assert {file.stat().st_mtime for file in tmp_path.iterdir()} == {1e9}
@@ -212,8 +212,8 @@ def test_every_later_file_states_the_ledger_s_last_line(stating: RunDirectory, w
     else:
         stating.mark_finished()
     again = RunDirectory.open(stating.path)
-    assert len(again.ledger_lines()) == 3
-    assert again.last_digest() == last
+    assert len(again.ledger().lines) == 3
+    assert again.ledger().digest == last
     again.mark_running()  # by a process that has not opened the ledger yet
     file = {"round": "rounds/0002/state.json", "metrics": "metrics.jsonl", "state": "state.json"}
     assert again.stated_digests()[last] == file[what]
@@ -221,9 +221,8 @@ def test_every_later_file_states_the_ledger_s_last_line(stating: RunDirectory, w
     for damage in ("cut", "removed"):
         if damage == "removed":
             stating.ledger_file.unlink()
-        for look in (again.ledger_lines, again.last_digest):
-            with pytest.raises(LedgerError, match="lacks the line .* and the run is refused"):
-                look()
+        with pytest.raises(LedgerError, match="lacks the line .* and the run is refused"):
+            again.ledger()
 
 
 # -------------------------------------------------------------------- no time but the creation's

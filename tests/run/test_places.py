@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from flower_privsyn import run as runs
 from flower_privsyn.environment import RUNS_FOLDER
+from flower_privsyn.run import directory as runs
 
 
 def test_default_run_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -183,7 +183,7 @@ class TestAnOwner:
         settings = strategy.config_class(epsilon=1.0, delta=DELTA, num_nodes=2, **changes)
         method = strategy(settings).method
         settled = calibrated(plan_of(method, settings, population=1_000), epsilon=1.0)
-        assert len(settled.plan.phases) == 2
+        assert len(settled.phases) == 2
         told = announcement(method, settings, settled, behind=0)
         for limit, refused in ((1.001, False), (0.97, True)):
             guard = NodeGuard(NodePolicy(max_epsilon=limit, delta=DELTA), {"dataset": "people"})

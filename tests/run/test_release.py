@@ -82,15 +82,12 @@ def test_a_stored_release_is_read_as_it_was_or_named(tmp_path: Path) -> None:
     assert (found.noise_std, found.num_users) == (2.0, PEOPLE)
     file = tmp_path / "rounds" / "0001" / "release.npy"
     whole = file.read_bytes()
-    said = r"rounds/0001/release\.npy is damaged: it does not hold the release of round 1"
+    said = r"rounds/0001/release\.npy is damaged, or cannot be read: it does not hold the release"
     first = whole[:168]  # the sum, without what is known of its noise
     for content in (b"", b"xx", b"PK\x03\x04", whole[:100], whole[:-3], first, first * 2):
         file.write_bytes(content)
         with pytest.raises(RunDirectoryError, match=said):
             stored_release(run, 1, sampling=sampling)
-    with (
-        locked(file),
-        pytest.raises(RunDirectoryError, match=r"release\.npy cannot be read: Permission denied"),
-    ):
+    with locked(file), pytest.raises(RunDirectoryError, match=said):
         stored_release(run, 1, sampling=sampling)
     run.unlock()

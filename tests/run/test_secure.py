@@ -296,7 +296,7 @@ class TestLosses:
     ) -> None:
         tamper = losing(step, 1, 2, 3)
         strategy = probe(num_rounds=3, least_nodes=5, colluding_nodes=1)
-        with pytest.raises(FederationError, match="rounds 1 and 2 were lost: .* are needed"):
+        with pytest.raises(FederationError, match="two rounds in a row were lost: .* are needed"):
             strategy.start(federation(make_users(18), num_nodes=NODES, tamper=tamper))
         assert strategy.released == []
         assert len(releases(strategy.run.path)) == (2 if charged else 0)

@@ -201,7 +201,7 @@ def plan_of(config: CTCLConfig, population: int) -> Any:
     from flower_privsyn.run.plan import plan_of as planned
 
     plan = planned(CTCL(config).method, config, population=population)
-    return calibrated(plan, epsilon=config.epsilon).plan
+    return calibrated(plan, epsilon=config.epsilon)
 
 
 def test_without_keywords_documents_are_trained_on_alone(

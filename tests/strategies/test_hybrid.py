@@ -118,10 +118,10 @@ class TestTheBudget:
         settings = config(epsilon=1.0)
         method = SketchThenTraining(settings)
         settled = calibrated(plan_of(method, settings, population=16), epsilon=1.0)
-        training = settled.plan.released_by(settled.plan.phases[-1])
+        training = settled.released_by(settled.phases[-1])
         told = [announcement(method, settings, settled, behind=behind) for behind in (0, 1, 2, 4)]
         assert [sum(asked.count for asked in one.to_come) for one in told] == [2, 1, 0, 0]
-        owner = NodePolicy(max_epsilon=1.0, delta=settled.plan.delta)
+        owner = NodePolicy(max_epsilon=1.0, delta=settled.delta)
         for one in told:
             NodeGuard(owner, {"dataset": "people"}).check_plan(one, 7)
         (multiplier,) = {release.noise_multiplier for release in training}

@@ -70,7 +70,7 @@ def model_of(folder: Path) -> LocalModel:
 def test_all_rounds_are_one_mechanism(config: Builder) -> None:
     settings = config(epsilon=2.0)
     plan = plan_of(PublicMidTraining(settings).method, settings, population=16)
-    ((release, times),) = calibrated(plan, epsilon=2.0).plan.released().items()
+    ((release, times),) = calibrated(plan, epsilon=2.0).released().items()
     assert (plan.rounds, times) == (6, 1)
     accountant = PLDAccountant().compose(GaussianDpEvent(release.noise_multiplier))
     assert accountant.get_epsilon(DELTA) == pytest.approx(2.0, rel=1e-3)
