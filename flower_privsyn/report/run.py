@@ -1,8 +1,7 @@
 """What the page of one run is filled with: its summary, and the figures and texts of its rounds.
 
 They are released values and what was made of them and of public text, so the page may lie in the
-run directory and be shown to whoever may read that. A run whose noise is too little as printed
-(`RESEARCH_STAMP`) says so at the top of its page and at every figure that this touches.
+run directory and be shown to whoever may read that.
 """
 
 from __future__ import annotations
