@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import re
@@ -11,7 +10,7 @@ import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from annotated_types import Ge, Gt, Le, Lt
 
@@ -27,6 +26,7 @@ from flower_privsyn.errors import ConfigError, NotAllowedError
 from flower_privsyn.files import read_toml
 from flower_privsyn.privacy import NeighboringRelation
 from flower_privsyn.queries import QUERIES
+from flower_privsyn.run_config import toml
 from flower_privsyn.secure_aggregation.terms import Terms
 
 #: What stands for a policy that nobody wrote.
@@ -210,14 +210,6 @@ class NodePolicy(Settings):
 
     # ---- as a file
 
-    def to_dict(self) -> dict[str, Any]:
-        """The values under the keys of the file."""
-        return {
-            item.name.replace("_", "-"): getattr(self, item.name)
-            for item in fields(self)
-            if item.name != "source"
-        }
-
     @classmethod
     def read(cls, path: Path) -> NodePolicy:
         """Read a policy file; keys that are left out keep their defaults, save `max-epsilon`.
@@ -230,13 +222,8 @@ class NodePolicy(Settings):
         _refuse_others(path)
         known = {item.name.replace("_", "-"): item.name for item in fields(cls)}
         del known["source"]
-        for key in values:
-            if key not in known:
-                close = difflib.get_close_matches(key, known, n=1)
-                hint = f'; did you mean "{close[0]}"?' if close else ""
-                raise ConfigError(
-                    f'{path}: unknown key "{key}"{hint} Known are {", ".join(sorted(known))}.'
-                )
+        for key in values.keys() - known:
+            raise ConfigError(f'{path}: unknown key "{key}"; known are {", ".join(sorted(known))}.')
         policy = cls(**{known[key]: value for key, value in values.items()}, source=str(path))
         if "max-epsilon" not in values:
             # A file that was half saved would else be a policy that allows more.
@@ -283,15 +270,10 @@ def policy_text(policy: NodePolicy | None = None) -> str:
             break_long_words=False,
             break_on_hyphens=False,
         )
-        value = _toml(key.name.replace("_", "-"), getattr(policy, key.name))
-        parts.append(f"{comment}\n{value}\n")
+        name, value = key.name.replace("_", "-"), getattr(policy, key.name)
+        if isinstance(value, Mapping) and value:
+            lines = toml({f"{name}.{json.dumps(model)}": digest for model, digest in value.items()})
+        else:
+            lines = toml({name: value})
+        parts.append(f"{comment}\n{lines}\n")
     return "\n".join(parts)
-
-
-def _toml(key: str, value: Any) -> str:
-    """A key with its value, or with a table's entries in a line each."""
-    if isinstance(value, Mapping) and value:
-        return "\n".join(_toml(f"{key}.{json.dumps(name)}", entry) for name, entry in value.items())
-    if isinstance(value, float):
-        return f"{key} = {value!r}"
-    return f"{key} = {json.dumps(value)}"

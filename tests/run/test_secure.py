@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import signal
@@ -54,14 +53,9 @@ def probe(config: Builder) -> Builder:
 def node_keys(monkeypatch: pytest.MonkeyPatch) -> list[NodeKey]:
     """The keys of the nodes, in their order, the same in every round; a test may change them."""
     keys = [NodeKey.generate() for _ in range(NODES)]
-    turns = itertools.cycle(range(NODES))
-
-    class Kept(NodeKey):
-        @classmethod
-        def generate(cls) -> NodeKey:
-            return keys[next(turns)]
-
-    monkeypatch.setattr("flower_privsyn.client_apps.secure.NodeKey", Kept)
+    monkeypatch.setattr(
+        "flower_privsyn.client_apps.secure._key", lambda context: keys[context.node_id - 1]
+    )
     return keys
 
 
