@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import hashlib
+import logging
 import os
 import sqlite3
 import time
@@ -27,12 +28,11 @@ from flower_privsyn.client_apps.records import (
     RecordSource,
     TextSource,
     TokenSource,
-    open_store,
 )
 from flower_privsyn.data import Chunking, Gathered, Users, gather_configured, load_configured
 from flower_privsyn.data.load import COLUMNS
 from flower_privsyn.embedding import Embedder, load_embedder, load_tokenizer
-from flower_privsyn.embedding.records import RecordStore
+from flower_privsyn.embedding.records import RecordStore, limit_bytes
 from flower_privsyn.errors import (
     ConfigError,
     DataError,
@@ -45,6 +45,8 @@ from flower_privsyn.messages import wire
 from flower_privsyn.models.trainable import TrainableModel
 from flower_privsyn.privacy import skipping
 from flower_privsyn.run_config import unfolded
+
+logger = logging.getLogger("flower_privsyn.client")
 
 _BUSY_SECONDS = 60.0
 _KEPT_SECONDS = 7 * 24 * 3600.0
@@ -449,8 +451,17 @@ class NodeUsers:
 
     @cached_property
     def _store(self) -> RecordStore | None:
-        """The node's record store, opened once in a process."""
-        return open_store(self.cache_directory)
+        """The node's record store; None, with a warning, where it cannot be written.
+
+        Without one every process keeps the records of its nodes in its own memory.
+        """
+        if limit_bytes() == 0:
+            return None
+        try:
+            return RecordStore(self.cache_directory)
+        except DataError as error:
+            logger.warning("%s Every process keeps records in its own memory.", error)
+            return None
 
     def _source(self, request: wire.DataRequest, guard: NodeGuard) -> RecordSource:
         if request.reads == "text":

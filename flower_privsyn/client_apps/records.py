@@ -10,7 +10,6 @@ import itertools
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,7 +26,6 @@ from flower_privsyn.embedding.records import (
     StoredRecords,
     content_key,
     embed_texts,
-    limit_bytes,
 )
 from flower_privsyn.errors import DataError
 from flower_privsyn.messages import wire
@@ -135,49 +133,26 @@ class FixedRecords:
         return cls(cohort, key)
 
 
-def open_store(directory: Path) -> RecordStore | None:
-    """The node's record store; None, with a warning, where it cannot be written.
-
-    Without one every process keeps the records of its nodes in its own memory.
-
-    Raises:
-        ConfigError: If `PRIVSYN_RECORDS_GIB` is not a number of at least 0.
-    """
-    if limit_bytes() == 0:
-        return None
-    try:
-        return RecordStore(directory)
-    except DataError as error:
-        logger.warning("%s Every process keeps records in its own memory.", error)
-        return None
-
-
-@dataclass(frozen=True)
 class EmbeddingSource:
     """An embedding model and the node's cache, as a source of records.
 
-    Attributes:
+    Args:
         embedder: the model.
         store: in the node's cache; None keeps records in memory.
     """
 
-    embedder: Embedder
-    store: RecordStore | None
+    def __init__(self, embedder: Embedder, store: RecordStore | None) -> None:
+        self.embedder = embedder
+        self.store = store
+        self.fingerprint: str = embedder.fingerprint
+        self.dimension: int = embedder.dimension
+        self.tokenizer: Any = embedder.tokenizer
 
-    @property
-    def fingerprint(self) -> str:
-        """Of the model."""
-        return self.embedder.fingerprint
-
-    @property
-    def dimension(self) -> int:
-        """Numbers in an embedding."""
-        return self.embedder.dimension
-
-    @property
-    def tokenizer(self) -> Any:
-        """The model's."""
-        return self.embedder.tokenizer
+    def key(self, samples: Samples, user_ids: Sequence[str]) -> str:
+        """The name of the users' records in the store: of what they are made of, here."""
+        labels = [] if samples.labels is None else samples.labels.tolist()
+        made_by = [machine_digest(device_of(self.embedder)), self.dimension, labels]
+        return content_key(self.fingerprint, made_by, user_ids, samples.owners, samples.texts)
 
     def read(self, samples: Samples, user_ids: Sequence[str]) -> FixedRecords:
         """Embed samples, each distinct text once, or find what any process has made of them before.
@@ -188,9 +163,7 @@ class EmbeddingSource:
         Raises:
             ModelError: On this machine the embedder's vectors depend on what else is embedded.
         """
-        labels = [] if samples.labels is None else samples.labels.tolist()
-        made_by = [machine_digest(device_of(self.embedder)), self.dimension, labels]
-        key = content_key(self.fingerprint, made_by, user_ids, samples.owners, samples.texts)
+        key = self.key(samples, user_ids)
         stored = None if self.store is None else self.store.find(key)
         if stored is not None:
             return FixedRecords.stored(stored, key)

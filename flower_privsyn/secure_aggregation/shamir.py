@@ -80,20 +80,18 @@ def combine(shares: Mapping[int, bytes], *, threshold: int) -> bytes:
     """Return the secret behind shares.
 
     Args:
-        shares: By their points; the first ``threshold`` of them are used.
+        shares: By their points, all of one length; the first ``threshold`` of them are used.
         threshold: As they were split.
 
     Returns:
         The secret, or other bytes where a share is not what was dealt.
 
     Raises:
-        ProtocolError: There are too few shares, or they differ in length.
+        ProtocolError: There are too few shares.
     """
     if len(shares) < threshold:
         raise ProtocolError(f"{len(shares)} shares of a secret came, {threshold} are needed")
     chosen = sorted(shares)[:threshold]
-    if len({len(shares[point]) for point in chosen}) > 1:
-        raise ProtocolError("the shares of a secret differ in length")
     values = np.stack([np.frombuffer(shares[point], dtype="<u2") for point in chosen])
     weights = _at_zero(tuple(chosen))
     parts = multiply(values.astype(np.uint16), weights[:, None])

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from flower_privsyn.client_apps.records import EmbeddingSource
-from flower_privsyn.data import Users
+from flower_privsyn.data import Samples
 from flower_privsyn.embedding import (
     SentenceTransformerEmbedder,
     batch_invariance,
@@ -36,7 +36,6 @@ from flower_privsyn.embedding.embedder import ROWS
 from flower_privsyn.embedding.records import RecordStore, embed_texts
 from flower_privsyn.errors import ModelError
 from flower_privsyn.testing import HashEmbedder
-from tests.support.questions import DATA
 
 #: Where a processor has no products of that kind, thirty batches in bfloat16 take long.
 IN_BATCHES = ("float32", pytest.param("bfloat16", marks=pytest.mark.slow))
@@ -189,7 +188,8 @@ def test_vectors_of_other_libraries_or_another_device_are_not_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else whose text was embedded before an upgrade would move a bit of who comes after."""
-    users, keys = Users.from_rows([("a", "a text")]), set()
+    samples = Samples(texts=["a text"], owners=np.zeros(1, dtype=np.int64), num_users=1)
+    keys = set()
     for number, (device, kernels) in enumerate((("cpu", ""), ("cuda", ""), ("cpu", "SSE41"))):
         embedder = Swayed(lambda texts, row: False)
         embedder.device = device  # type: ignore[attr-defined]
@@ -198,5 +198,5 @@ def test_vectors_of_other_libraries_or_another_device_are_not_found(
             embed_texts(embedder, ["a text"], RecordStore(tmp_path))
         assert embedder.calls == 3  # public text twice, and it
         assert len(list((tmp_path / "records").glob("*.arrow"))) == number + 1
-        keys.add(EmbeddingSource(embedder, None).key(users, DATA))
+        keys.add(EmbeddingSource(embedder, None).key(samples, ["a"]))
     assert len(keys) == 3
