@@ -36,9 +36,9 @@ from flower_privsyn.embedding.records import RecordStore, limit_bytes
 from flower_privsyn.errors import (
     ConfigError,
     DataError,
+    MissingExtraError,
     ModelError,
     NotAllowedError,
-    PrivsynError,
 )
 from flower_privsyn.files import default_cache_directory, located, own_folder
 from flower_privsyn.messages import wire
@@ -418,21 +418,16 @@ class NodeUsers:
                     dimension=stored.records.shape[1],
                 )
             source = self._source(request, guard)
-        except NotAllowedError:
-            raise
-        except PrivsynError as error:
-            raise ClientError(wire.ClientErrorCode.EMBEDDER_UNAVAILABLE, error) from None
-        try:
             chunking = request.chunking
             users = chunking.asked(self._users(context, chunking))
             self._check_partition(users.user_ids, request, context)
             samples = chunking.samples(users, tokenizer=source.tokenizer)
             records = source.read(samples, users.user_ids)
-        except ModelError as error:
-            raise ClientError(wire.ClientErrorCode.EMBEDDER_UNAVAILABLE, error) from None
         except (DataError, ConfigError) as error:
             # Our own sentences name files, lines and keys, never text.
             raise ClientError(wire.ClientErrorCode.DATA_UNAVAILABLE, error) from None
+        except (ModelError, MissingExtraError) as error:
+            raise ClientError(wire.ClientErrorCode.EMBEDDER_UNAVAILABLE, error) from None
         if store is not None and isinstance(records, FixedRecords) and records.key:
             with suppress(DataError):  # else every process reads the text once
                 store.remember(ticket, records.key)

@@ -95,15 +95,6 @@ def public_of(secret: bytes) -> bytes:
     return X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
 
 
-def check_agreement_key(public: bytes) -> None:
-    """Refuse an X25519 key with which every agreement is the same.
-
-    Raises:
-        ProtocolError: It is one.
-    """
-    Agreement(new_agreement()[0]).key(public, "check", b"")
-
-
 class Agreement:
     """One side's secret X25519 key, read once for many others.
 

@@ -10,12 +10,13 @@ from flower_privsyn.checks import check_whole
 from flower_privsyn.errors import ConfigError, ProtocolError
 from flower_privsyn.secure_aggregation.codec import packed, read
 from flower_privsyn.secure_aggregation.keys import (
+    Agreement,
     NodeKey,
     Secret,
     Signature,
-    check_agreement_key,
     digest,
     is_signed,
+    new_agreement,
     whole,
 )
 from flower_privsyn.secure_aggregation.terms import Graph, Terms, circle_seed, graph_of
@@ -92,8 +93,9 @@ class KeyCard:
         Raises:
             ProtocolError: They are.
         """
+        agreement = Agreement(new_agreement()[0])
         for key in (self.seal_key, self.mask_key):
-            check_agreement_key(key)
+            agreement.key(key, "check", b"")  # refused where every agreement is the same
         if not {self.node_key, self.seal_key, self.mask_key}.isdisjoint(taken):
             raise ProtocolError(f"node {self.name} shows a key of another node")
 
