@@ -174,7 +174,7 @@ def _next_command(run_path: Path, facts: Mapping[str, Any]) -> str:
     """What somebody who has just seen a run end may want to type."""
     from flower_privsyn.run import RunDirectory
 
-    written = facts["samples"] and facts["texts_are"] == "synthetic texts"
+    written = facts["samples"] and facts["texts_are"].startswith("synthetic texts")
     if written and RunDirectory.open(run_path).config.get("generator"):
         return f"privsyn expand {quoted(run_path)} --samples 2000 (more text, at no privacy cost)"
     return f"privsyn inspect {quoted(run_path)} (what was released)"

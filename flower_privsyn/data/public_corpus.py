@@ -2,7 +2,7 @@
 
 What a name may be:
 
-- ``bundled``: the passages that ship with the package;
+- ``bundled``: the passages that ship with the package; ``bundled+abstracts``: and 200 abstracts;
 - ``texts.jsonl``: a JSON object with a `text` in every line; also ``.jsonl.gz`` and ``.json.gz``;
 - ``texts.parquet``: with a column `text`;
 - ``letter.txt``: one document;
@@ -28,8 +28,12 @@ from flower_privsyn.data.sentences import is_whole, mostly_whole
 from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.files import expanded, located
 
-#: The passages that ship with the package.
-BUNDLED: Final = Path(__file__).parent / "passages" / "passages.jsonl.gz"
+#: What ships with the package: passages, and for the quickstart 200 abstracts beside them.
+_PASSAGES: Final = Path(__file__).parent / "passages"
+BUNDLED: Final = {
+    "bundled": _PASSAGES / "passages.jsonl.gz",
+    "bundled+abstracts": _PASSAGES,
+}
 
 #: Files of a folder that hold public text. The shards of C4 are JSON lines in .json.gz.
 _LINES: Final = (".jsonl", ".jsonl.gz", ".json.gz")
@@ -69,7 +73,7 @@ class PublicCorpus:
             raise DataError(f'{setting} is empty: name a file of public text, or "bundled"')
         if not os.path.lexists(expanded(located(name))) and (first := _FIRST.fullmatch(name)):
             name, most = first[1], int(first[2])
-        path = BUNDLED if name == "bundled" else expanded(located(name))
+        path = BUNDLED.get(name) or expanded(located(name))
         of_hub = not os.path.lexists(path) and data_sets.is_named(name)
         return cls(source=name, setting=setting, path=None if of_hub else path, most=most)
 

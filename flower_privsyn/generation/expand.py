@@ -23,6 +23,7 @@ from flower_privsyn.generation.prompts import (
     Prompt,
     load_prompt,
     opened,
+    quoted,
 )
 
 BatchCallback = Callable[[Sequence[str], Sequence[tuple[int, ...]], int], None]
@@ -32,6 +33,9 @@ continuations were asked for by then."""
 
 #: Continuations that are asked for at most, for each text that is wanted.
 _MOST_ATTEMPTS: Final = 4
+
+#: Quotations that a generator which has learnt some is shown before it opens its own.
+_NUM_QUOTED: Final = 2
 
 _NO_SEED: Final = "expansion needs at least one seed that is not empty"
 
@@ -95,11 +99,11 @@ class Expand:
         Args:
             generator: The language model.
             prompt: A bundled prompt's name, the path of a prompt file, or a prompt; None for a
-                generator that has learnt what to write: it opens a quotation every time.
+                generator that has learnt quotations: it opens one after those of two seeds.
             sampling: How continuations are drawn; None takes the paper's settings. Its seed is
                 replaced by the one of `run`, its stop strings are joined by the prompt's.
             domain: What the texts are, in public words, for a generator without a prompt
-                (`flower_privsyn.generation.prompts.opened`).
+                (`flower_privsyn.generation.prompts.quoted`).
 
         Raises:
             ConfigError: The prompt cannot be read.
@@ -108,9 +112,9 @@ class Expand:
         if isinstance(prompt, str | Path):
             prompt = load_prompt(prompt)
         self._prompt = prompt
-        self.num_examples = 0 if prompt is None else NUM_EXAMPLES
+        self.num_examples = _NUM_QUOTED if prompt is None else NUM_EXAMPLES
         sampling = SamplingParameters(seed=0) if sampling is None else sampling
-        self._opened = opened(domain)
+        self._domain = domain
         end = QUOTE if prompt is None else prompt.stop
         stop = dict.fromkeys((*sampling.stop, end))
         self._sampling = replace(sampling, stop=tuple(stop))
@@ -125,7 +129,7 @@ class Expand:
             GenerationError: There is no text, or the generator cannot do what `run` needs.
         """
         examples = [text for text in seeds if flattened(text)][: self.num_examples]
-        if self._prompt is not None and not examples:
+        if not examples:
             raise GenerationError(_NO_SEED)
         rehearse(self.generator, self._rendered(examples), sampling=self._sampling)
 
@@ -164,8 +168,8 @@ class Expand:
             GenerationError: There is no seed with any text, or the generator failed.
         """
         flat = [flattened(text) for text in seeds]
-        pool = [place for place, text in enumerate(flat) if text] if self.num_examples else []
-        if self.num_examples and not pool:
+        pool = [place for place, text in enumerate(flat) if text]
+        if not pool:
             raise GenerationError(_NO_SEED)
         num_chosen = min(self.num_examples, len({flat[index] for index in pool}))
         max_attempts = num_samples * _MOST_ATTEMPTS
@@ -202,7 +206,10 @@ class Expand:
         )
 
     def _rendered(self, examples: Sequence[str]) -> str:
-        return self._opened if self._prompt is None else self._prompt.render(examples)
+        if self._prompt is not None:
+            return self._prompt.render(examples)
+        shown = [quoted(self._domain, flattened(text)) for text in examples]
+        return "\n\n".join([*shown, opened(self._domain)])
 
     @staticmethod
     def _attempts_for(missing: int, attempts: int, kept: int) -> int:

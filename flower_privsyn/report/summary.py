@@ -173,11 +173,11 @@ class RunSummary:
         file = run.path / SKETCH_FILE
         trust, sketch = read_sketch(file, most=_ITEMS) if file.is_file() else (None, None)
         samples: list[str] = []
-        count, chosen = 0, False
+        count, chosen = 0, 0
         for record in read_json_lines(run.synthetic_jsonl):
             count += 1
-            # A sketch that nobody writes after gives real public documents, with owners.
-            chosen = chosen or record.get("source") == SELECTED
+            # What a sketch chose are real public sentences, with owners.
+            chosen += record.get("source") == SELECTED
             if len(samples) < _SAMPLES:
                 samples.append(str(record.get("text", "")))
         return cls(
@@ -207,7 +207,7 @@ class RunSummary:
             costs=run_costs(run),
             figures=figures,
             synthetic_texts=count,
-            texts_are="public texts that were chosen" if chosen else "synthetic texts",
+            texts_are=_texts_are(count, chosen),
             samples=samples,
             trust=trust,
             sketch=sketch,
@@ -309,3 +309,10 @@ def _table(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
             "pip install 'flower-privsyn[client]' and by itself with pip install pandas"
         ) from error
     return pd.DataFrame([dict(row) for row in rows])
+
+
+def _texts_are(count: int, chosen: int) -> str:
+    """What texts are, of which some were chosen from public text: all, none or these."""
+    if chosen and chosen == count:
+        return "public texts that were chosen"
+    return "synthetic texts" + (f", {chosen:,} of them chosen from public text" if chosen else "")

@@ -81,15 +81,15 @@ class JointSketchConfig(ExpandingSettings, SketchedStudentConfig):
     )
 
     num_rounds: int = 1
-    synthesis: Literal["selected", "written"] = "selected"
-    """What synthetic.jsonl holds: the best of the chosen public rows, or text that `generator`
-    wrote after them, of which the best by the same score are kept.
+    synthesis: Literal["selected", "written", "both"] = "selected"
+    """What synthetic.jsonl holds: the best of the chosen public rows, text that `generator` wrote
+    after them, of which the best by the same score are kept, or half of each, shuffled.
     """
     synthetic_samples: Annotated[int, Ge(1)] = 2000
     """Texts of synthetic.jsonl."""
     generator: str = "smollm2-135m"
-    """Causal language model that writes, for synthesis = "written": a name, a folder, "gguf:FILE",
-    or "http://host:port/v1#model".
+    """Causal language model that writes, unless synthesis = "selected": a name, a folder,
+    "gguf:FILE", or "http://host:port/v1#model".
     """
     temperature: PositiveFloat = 0.85
     """Sampling temperature of what is written."""
@@ -105,7 +105,7 @@ class JointSketchConfig(ExpandingSettings, SketchedStudentConfig):
     prompt: str = ""
     """A prompt of lists, "pre-text" or a JSON file, in which the generator is shown whole sentences
     of the chosen text; "" for "pre-text" where it learns none. One that learnt opens a quotation
-    from `domain` every time, and what repeats itself or holds no whole sentence is dropped.
+    from `domain` after two of them, and what repeats itself or holds no whole sentence is dropped.
     """
 
     def __post_init__(self) -> None:
@@ -159,7 +159,7 @@ class AskedOnce(Method):
         config, self.place = self.config, place
         check_student(config, config.model)
         expand: Expand | None = None
-        if config.synthesis == "written":
+        if config.synthesis != "selected":
             self._refuse_untrainable()
             self._generator = self.given_writer or config.load_generator()
             expand = config.expansion_by(self._prompt, self._generator)
@@ -186,17 +186,29 @@ class AskedOnce(Method):
         return figures | self._synthesise(student)
 
     def _synthesise(self, student: SketchedStudent) -> dict[str, Any]:
-        """Write `synthetic.jsonl`: what was chosen, or what was written after it."""
-        if self.config.synthesis == "written":
-            return self._written(student)
+        """Write `synthetic.jsonl`: what was chosen, what was written after it, or half of each."""
+        config, wanted = self.config, self.config.synthetic_samples
+        to_write = {"selected": 0, "both": (wanted + 1) // 2, "written": wanted}[config.synthesis]
         records = [
             {"text": text, "round": 1, "parent": [f"public:{index}"], "source": SELECTED}
-            for index, text in student.sentences[: self.config.synthetic_samples]
+            for index, text in student.sentences[: wanted - to_write]
         ]
-        return {"synthetic": self.run.write_synthetic(records)}
+        if not to_write:
+            return {"synthetic": self.run.write_synthetic(records)}
+        written, dropped = self._written(student, to_write)
+        records += written
+        if config.synthesis == "both":
+            np.random.default_rng([config.seed, 4]).shuffle(records)
+        return {"synthetic": self.run.write_synthetic(records), "dropped": dropped}
 
-    def _written(self, student: SketchedStudent) -> dict[str, Any]:
-        """Write more texts than are wanted after what was chosen, and keep the best."""
+    def _written(
+        self, student: SketchedStudent, count: int
+    ) -> tuple[list[dict[str, Any]], dict[str, int]]:
+        """Write more texts than are wanted after what was chosen, and keep the best.
+
+        Returns:
+            The records of at most `count` texts, and how many were dropped, by reason.
+        """
         from flower_privsyn.data.chunking import token_ids
         from flower_privsyn.data.public_rows import TokenRows
         from flower_privsyn.strategies._synthesis import expand_resumably, refuse_nothing
@@ -204,7 +216,7 @@ class AskedOnce(Method):
         config = self.config
         shown = student.sentences[: config.synthetic_samples]
         expand = config.expansion_by(self._prompt, self._writer(student))
-        wanted = config.best_of * config.synthetic_samples
+        wanted = config.best_of * count
         records, dropped = expand_resumably(
             expand,
             [text for _, text in shown],
@@ -221,9 +233,8 @@ class AskedOnce(Method):
         rows = token_ids(self._need_text().tokenizer, [str(record["text"]) for record in records])
         scorer = config.scorer_of_long_rows(student.sketch)
         scores = scorer(TokenRows.of(rows))
-        best = np.sort(np.argsort(-scores, kind="stable")[: config.synthetic_samples])
-        written = self.run.write_synthetic([records[index] for index in best.tolist()])
-        return {"synthetic": written, "dropped": dropped}
+        best = np.sort(np.argsort(-scores, kind="stable")[:count])
+        return [records[index] for index in best.tolist()], dropped
 
     def _writer(self, student: SketchedStudent) -> TextGenerator:
         """The generator, as it learnt from what was chosen."""

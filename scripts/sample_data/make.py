@@ -3,8 +3,8 @@
     python scripts/sample_data/make.py --corpus DIR
 
 writes `flower_privsyn/data/passages/passages.jsonl.gz` (public passages, seeds of private
-evolution), `flower_privsyn/data/sample/users.jsonl` (600 speakers), and the data of
-`examples/existing-federation`, `baselines/aug-pe` and `baselines/fred`.
+evolution) and `abstracts.jsonl.gz` beside it, `flower_privsyn/data/sample/users.jsonl` (600
+speakers), and the data of `examples/existing-federation`, `baselines/aug-pe` and `baselines/fred`.
 The corpus is described in `scripts/sample_data/README.md`. The choice is by hash, so the result is
 the same everywhere.
 """
@@ -84,6 +84,23 @@ def write_passages(corpus: Path, count: int) -> None:
     with gzip.GzipFile(target, "wb", mtime=0) as file:
         file.write(("\n".join(lines) + "\n").encode())
     print(f"{target}: {len(lines)} passages, {target.stat().st_size / 2**20:.2f} MiB")
+
+
+def write_abstracts(corpus: Path, count: int) -> None:
+    """Abstracts of authors who are neither sealed nor users of the quickstart."""
+    users = ROOT / "examples/quickstart/quickstart/data/users.jsonl"
+    taken = {json.loads(line)["client_id"] for line in users.read_text("utf-8").splitlines()}
+    authors = {
+        document["client_id"]: document["text"]
+        for document in read(corpus, "abstracts")
+        if document["client_id"] not in taken and not sealed([document["client_id"]])[0]
+    }
+    target = ROOT / "flower_privsyn/data/passages/abstracts.jsonl.gz"
+    chosen = sorted(authors, key=order)[:count]
+    lines = [json.dumps({"text": authors[one], "source": one}) + "\n" for one in chosen]
+    with gzip.GzipFile(target, "wb", mtime=0) as file:
+        file.write("".join(lines).encode())
+    print(f"{target}: {len(lines)} abstracts, {target.stat().st_size / 2**20:.2f} MiB")
 
 
 def write_users(
@@ -206,6 +223,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--passages", type=int, default=6144)
+    parser.add_argument("--abstracts", type=int, default=200)
     parser.add_argument("--users", type=int, default=600)
     parser.add_argument("--part", default="speech", choices=("speech", "abstracts"))
     parser.add_argument("--max-words", type=int, default=360)
@@ -213,6 +231,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.users_file is None:
         write_passages(arguments.corpus, arguments.passages)
+        write_abstracts(arguments.corpus, arguments.abstracts)
     target = arguments.users_file or ROOT / "flower_privsyn/data/sample/users.jsonl"
     write_users(
         arguments.corpus,

@@ -34,7 +34,7 @@ def test_the_quickstart_asks_once_and_has_a_writer_that_learns() -> None:
     config = configuration_of(values)
     assert isinstance(config, JointSketchConfig)
     assert (config.epsilon, config.num_rounds, config.synthetic_samples) == (1.0, 1, 100)
-    assert (config.synthesis, config.generator, config.prompt) == ("written", "smollm2-135m", "")
+    assert (config.synthesis, config.generator, config.prompt) == ("both", "smollm2-135m", "")
     assert config.writing(by_object=False)[0] > 0
 
 

@@ -61,11 +61,15 @@ def test_without_a_prompt_the_text_of_a_quotation_is_written():
         lambda prompt, number: f"A sentence of several words, which has number {number}."
     )
     expand = Expand(generator, prompt=None, domain="speeches")
-    assert len(expand.run([], num_samples=2, seed=1).texts) == 2
-    learnt = quoted("speeches", 'They said "No" twice.')
-    opening = generator.prompts[0]
-    assert learnt == f"{opening}They said 'No' twice.{QUOTE}"
+    shown = ['They said "No" twice.', "They never said why."]
+    assert len(expand.run(shown, num_samples=2, seed=1).texts) == 2
+    begin, *learnt = (quoted("speeches", text) for text in ("", *shown))
+    opening = begin.removesuffix(QUOTE)
     assert "speeches" in opening
+    assert learnt[0] == f"{opening}They said 'No' twice.{QUOTE}"
+    for prompt in generator.prompts:
+        first, second, last = prompt.replace(f"\n\n{opening}", f"\0{opening}").split("\0")
+        assert ({first, second}, last) == (set(learnt), opening)
     assert generator.calls[0]["sampling"].stop == (QUOTE,)
 
 

@@ -267,6 +267,29 @@ class TestWriting:
         best = sorted(np.argsort(-found[-1], kind="stable")[:5].tolist())
         assert [record["text"] for record in records] == [written[place] for place in best]
 
+    def test_half_of_the_texts_may_be_chosen_ones(
+        self, federation: Builder, config: Builder
+    ) -> None:
+        settings = config(noise_multiplier=0.0, synthesis="both", synthetic_samples=8)
+        strategy = JointSketch(settings, generator=EchoGenerator())
+        strategy.start(federation(make_users(20)))
+        texts: dict[str, set[str]] = {"written": set(), "selected": set()}
+        for record in lines(strategy.run.path / "synthetic.jsonl"):
+            texts[record["source"]].add(record["text"])
+        assert texts["written"] == {row["text"] for row in lines(strategy.run.path / WRITTEN)}
+        best = JointSketch(
+            config(
+                run_dir=str(strategy.run.path) + "-chosen",
+                synthetic_samples=4,
+                noise_multiplier=0.0,
+            )
+        )
+        best.start(federation(make_users(20)))
+        assert texts["selected"] == {
+            row["text"] for row in lines(best.run.path / "synthetic.jsonl")
+        }
+        assert [len(found) for found in texts.values()] == [4, 4]
+
     def test_a_generator_may_learn_from_what_was_chosen_first(
         self, federation: Builder, config: Builder
     ) -> None:
