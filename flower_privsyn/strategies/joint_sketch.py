@@ -91,7 +91,7 @@ class JointSketchConfig(ExpandingSettings, SketchedStudentConfig):
     """Causal language model that writes, unless synthesis = "selected": a name, a folder,
     "gguf:FILE", or "http://host:port/v1#model".
     """
-    temperature: PositiveFloat = 0.85
+    temperature: PositiveFloat = 0.75
     """Sampling temperature of what is written."""
     top_p: Annotated[float, Gt(0), Le(1)] = 0.95
     """Nucleus of what is written."""

@@ -57,6 +57,24 @@ def test_the_end_of_a_sketch_says_what_its_texts_are_and_how_little_it_heard(
     assert "public texts that were chosen" in capsys.readouterr().out
 
 
+def test_the_end_of_a_run_says_how_many_of_its_texts_are_public_ones(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunDirectory.create(tmp_path / "a", config={}, strategy="JointSketch")
+    run.write_synthetic(
+        [
+            {"text": f"Text {source}.", "round": 1, "parent": [], "source": source}
+            for source in ("written", SELECTED, "written")
+        ]
+    )
+    run.mark_running()
+    run.mark_finished()
+    run.unlock()
+    assert show_outcome(launch.Outcome(path=run.path, error=None)) == 0
+    shown = capsys.readouterr().out
+    assert f"1 of them chosen from public text: {run.synthetic_jsonl} (3)" in shown
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
