@@ -140,7 +140,7 @@ class _Toeplitz(Factorisation):
     @cached_property
     def round_std(self) -> Vector:
         """(rounds,) the standard deviation of the noise of each round."""
-        return np.sqrt(np.cumsum(self._divide(_impulse(self.rounds)) ** 2))
+        return np.sqrt(np.cumsum(self._divide(np.eye(1, self.rounds)[0]) ** 2))
 
     def _squared_sensitivity(self, min_separation: int) -> float:
         # The worst set of rounds starts at once and comes back as soon as it may. Columns that do
@@ -362,13 +362,6 @@ class _BufferRecurrence(Recurrence):
 
 
 # Power series behind Toeplitz matrices, and the search for the best ones --------------------------
-
-
-def _impulse(length: int) -> Vector:
-    """Return 1, 0, 0, ..."""
-    first = np.zeros(length)
-    first[0] = 1.0
-    return first
 
 
 def _filtered(above: Vector, below: Vector, numerator: Vector) -> Vector:

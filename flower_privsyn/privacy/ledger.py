@@ -735,7 +735,7 @@ class PrivacyLedger(AbstractContextManager["PrivacyLedger"]):
         if self.epsilon_budget is None:
             return True
         cost = self._epsilon(self.committed + Counter(releases))
-        return cost is not None and self._within_budget(cost)
+        return cost is not None and cost <= self.epsilon_budget * (1.0 + _BUDGET_TOLERANCE)
 
     # Inside -------------------------------------------------------------------------------------
 
@@ -777,10 +777,8 @@ class PrivacyLedger(AbstractContextManager["PrivacyLedger"]):
             )
 
     def _check_budget(self, spec: ReleaseSpec) -> None:
-        if self.epsilon_budget is None or self._is_covered(spec):
-            return
-        cost = self._epsilon(self.committed + Counter({spec.release: 1}))
-        if cost is None or not self._within_budget(cost):
+        if not self._is_covered(spec) and not self.allows({spec.release: 1}):
+            cost = self._epsilon(self.committed + Counter({spec.release: 1}))
             shown = "infinity" if cost is None else f"{cost:.6g}"
             raise BudgetExceededError(
                 f"Round {spec.round} ({spec.query}) would bring epsilon to {shown}, above "
@@ -876,11 +874,6 @@ class PrivacyLedger(AbstractContextManager["PrivacyLedger"]):
     ) -> float | None:
         value = bound(releases, delta=self.delta, accountant=self.accountant)
         return value if math.isfinite(value) else None
-
-    def _within_budget(self, cost: float) -> bool:
-        return self.epsilon_budget is None or cost <= self.epsilon_budget * (
-            1.0 + _BUDGET_TOLERANCE
-        )
 
     @property
     def committed(self) -> Counter[Release]:

@@ -32,10 +32,6 @@ logger = logging.getLogger("flwr.privsyn")
 #: Counts of replies beside those of the nodes that were asked: nobody is missing for them.
 BESIDE = frozenset({"rejected: not asked", "rejected: second reply", "rejected: late reply"})
 
-_ERROR_CODE = "error code "
-
-_OTHER_ERROR = "error of Flower or another code"
-
 
 @dataclass(frozen=True, kw_only=True)
 class AskedRound:
@@ -95,7 +91,7 @@ class AskedRound:
             counts: replies that were used, and why others were not.
         """
         found = [
-            f"{count} x {words_of(reason)}"
+            f"{count} x {reason.replace('missing', 'no reply')}"
             for reason, count in sorted(counts.items())
             if count and reason != "answers" and reason not in BESIDE
         ]
@@ -175,7 +171,7 @@ def first_replies(
             if reply.has_error():
                 # Flower's own word about a node that is gone, or whose reply is.
                 unreachable += 1
-                counts[error_key(reply.error.code)] += 1
+                counts[wire.words_of(reply.error.code)] += 1
             else:
                 counts["rejected: not asked"] += 1
             continue
@@ -184,25 +180,10 @@ def first_replies(
             continue
         seen.add(node)
         if reply.has_error():
-            counts[error_key(reply.error.code)] += 1
+            counts[wire.words_of(reply.error.code)] += 1
             continue
         yield reply
     counts["missing"] = max(0, len(asked) - len(seen) - unreachable)
-
-
-def words_of(key: str) -> str:
-    """What a count of replies is of, in words.
-
-    Args:
-        key: of the counts, as "error code 1002" or "missing".
-    """
-    if key.startswith("sa_"):  # of a step of secure aggregation
-        step, _, rest = key.partition(": ")
-        return f"{words_of(rest)} ({step})"
-    code = key.removeprefix(_ERROR_CODE)
-    if code != key:
-        return wire.words_of(int(code))
-    return {"missing": "no reply", _OTHER_ERROR: wire.words_of(-1)}.get(key, key)
 
 
 def answered_by(counts: Mapping[str, int]) -> int:
@@ -214,13 +195,6 @@ def answered_by(counts: Mapping[str, int]) -> int:
     return counts.get("answers", 0) + sum(
         count for key, count in counts.items() if key.startswith("rejected: ") and key not in BESIDE
     )
-
-
-def error_key(code: int) -> str:
-    """A name for an error code: a client could put anything into a number that is not agreed."""
-    if code in set(wire.ClientErrorCode):
-        return f"{_ERROR_CODE}{code}"
-    return _OTHER_ERROR
 
 
 @final

@@ -21,7 +21,7 @@ from flower_privsyn.privacy import FullParticipation, Plan, RandomSource, Sampli
 from flower_privsyn.privacy.calibrated import calibrated
 from flower_privsyn.progress import Progress, Stage
 from flower_privsyn.run import RunDirectory, how_to_resume
-from flower_privsyn.run.aggregation import error_key, first_replies, words_of
+from flower_privsyn.run.aggregation import first_replies
 from flower_privsyn.run.changes import changes_of_run, may_leave_out_nodes, record_changes
 from flower_privsyn.run.method import Method, RunContext
 from flower_privsyn.run.plan import announcement, check_noise, plan_of, refuse_unfit_noise
@@ -406,10 +406,10 @@ class Preparation:
                 if not asked or source.conditioned:
                     asked.append(f"{request.embedding_model} ({request.embedding_precision})")
                 wrong[f"another model or tokenizer than the server's {' or '.join(asked)}"] += 1
-        unknown = error_key(wire.ClientErrorCode.UNKNOWN_QUERY)
-        for key, count in counts.items():
-            more = f" ({', '.join(announcement.queries)}): {_INSTALL}" if key == unknown else ""
-            wrong[words_of(key) + more] += count
+        unknown = wire.words_of(wire.ClientErrorCode.UNKNOWN_QUERY)
+        for why, count in counts.items():
+            more = f" ({', '.join(announcement.queries)}): {_INSTALL}" if why == unknown else ""
+            wrong[why.replace("missing", "no reply") + more] += count
         problems += +wrong
         return roster
 

@@ -214,7 +214,7 @@ PROMISED: dict[str, tuple[Mutation, ...]] = {
             name="the budget is not checked",
             guards="and never exceeds its budget",
             where="privacy/ledger.py::PrivacyLedger._check_budget",
-            before="    if cost is None or not self._within_budget(cost):\n",
+            before="    if not self._is_covered(spec) and not self.allows({spec.release: 1}):\n",
             after="    if False:\n",
             tests=("tests/privacy/test_ledger.py",),
         ),

@@ -85,7 +85,7 @@ class TestTheGrid:
         strategy = Probe(config(noise_multiplier=1.0, max_samples=2**22, num_rounds=1))
         with pytest.raises(FederationError, match="two rounds in a row were lost"):
             strategy.start(federation(make_users(6)))
-        refused = f"error code {int(wire.ClientErrorCode.BAD_REQUEST)}"
+        refused = wire.words_of(wire.ClientErrorCode.BAD_REQUEST)
         assert sum(line.get(refused, 0) for line in lines(tmp_path / "run/metrics.jsonl")) == 4
         assert strategy.released == []
 
