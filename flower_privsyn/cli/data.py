@@ -46,19 +46,16 @@ def data(
     from flower_privsyn.embedding import load_tokenizer
     from flower_privsyn.evaluation import description
     from flower_privsyn.files import located
-    from flower_privsyn.privacy import skipping
 
     values = {**_RUN, **given(settings, {**COLUMNS, **_RUN}, "privsyn data")}
     max_tokens = check_whole("max-tokens", values["max-tokens"], ge=1)
     max_samples = check_whole("max-samples", values["max-samples"], ge=0)
-    with skipping.counting() as tally:
-        users = load_configured({**values, "data": source}, strict=True)
+    users = load_configured({**values, "data": source}, strict=True)
     tokenizer, _ = load_tokenizer(located(values["embedding-model"]))
     found = description.describe(
         users,
         source=source,
         chunking=Chunking(max_tokens=max_tokens, max_samples=max_samples or None),
-        no_text=tally.records,
         tokenizer=tokenizer,
         tokenizer_name=values["embedding-model"],
     )

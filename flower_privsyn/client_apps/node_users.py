@@ -29,7 +29,7 @@ from flower_privsyn.client_apps.records import (
     TextSource,
     TokenSource,
 )
-from flower_privsyn.data import Chunking, Gathered, Users, gather_configured, load_configured
+from flower_privsyn.data import Chunking, Users, load_configured
 from flower_privsyn.data.load import COLUMNS
 from flower_privsyn.embedding import Embedder, load_embedder, load_tokenizer
 from flower_privsyn.embedding.records import RecordStore, limit_bytes
@@ -43,7 +43,6 @@ from flower_privsyn.errors import (
 from flower_privsyn.files import default_cache_directory, located, own_folder
 from flower_privsyn.messages import wire
 from flower_privsyn.models.trainable import TrainableModel
-from flower_privsyn.privacy import skipping
 from flower_privsyn.run_config import unfolded
 
 logger = logging.getLogger("flower_privsyn.client")
@@ -159,8 +158,7 @@ def users_of_node(context: Context, *, labels: bool = True, sample: Path | None 
     if sample is not None and run.get("data") == "sample":
         run = {**run, "data": str(sample)}
     if _strict.get():
-        with skipping.counting():  # what is left out is counted as it is read below
-            load_configured(own, run, labels=labels, strict=True)
+        load_configured(own, run, labels=labels, strict=True)
     if "data" in own or "num-partitions" not in own:
         return load_configured(own, run, labels=labels)
     if context.run_id < DRAWN_RUN_IDS:
@@ -168,7 +166,8 @@ def users_of_node(context: Context, *, labels: bool = True, sample: Path | None 
     settings = ((key, str(own.get(key) or run.get(key) or "")) for key in ("data", *COLUMNS))
     directory = os.environ.get(environment.WORKING_DIRECTORY, "")
     everybody = assigned(context.run_id, directory, labels, *settings)
-    return everybody.users(int(own["partition-id"]), int(own["num-partitions"]))
+    node, nodes = int(own["partition-id"]), int(own["num-partitions"])
+    return everybody.partition(partition_id=node, num_partitions=nodes)
 
 
 def users_by(load: Callable[[Context], Users], context: Context) -> Users:
@@ -212,7 +211,7 @@ def _refuse_names_of(run: Mapping[str, Any], own: Mapping[str, Any]) -> None:
 
 
 @lru_cache(maxsize=1)
-def assigned(run_id: int, directory: str, labels: bool, *named: tuple[str, str]) -> Gathered:  # noqa: ARG001
+def assigned(run_id: int, directory: str, labels: bool, *named: tuple[str, str]) -> Users:  # noqa: ARG001
     """What the users of a simulation are assigned to nodes from, read once for several nodes.
 
     A process prepares several nodes one after the other, and reading the file takes longer than
@@ -224,7 +223,7 @@ def assigned(run_id: int, directory: str, labels: bool, *named: tuple[str, str])
         labels: whether classes are read too.
         named: `data` and the columns, by their keys.
     """
-    return gather_configured(dict(named), labels=labels)
+    return load_configured(dict(named), labels=labels)
 
 
 #: A recipe: from the node's context to the users it hosts.

@@ -1,16 +1,14 @@
 """From a node's files to its users, and from their documents to samples."""
 
 from flower_privsyn.data.chunking import Chunking, Samples, within_limits
-from flower_privsyn.data.load import gather_configured, load_configured, load_users
+from flower_privsyn.data.load import load_configured, load_users
 from flower_privsyn.data.public_corpus import public_texts
-from flower_privsyn.data.users import Gathered, Users, parse_min_date
+from flower_privsyn.data.users import Users, parse_min_date
 
 __all__ = [
     "Chunking",
-    "Gathered",
     "Samples",
     "Users",
-    "gather_configured",
     "load_configured",
     "load_users",
     "parse_min_date",

@@ -12,7 +12,7 @@ import itertools
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Final, Self
 
 import numpy as np
@@ -245,6 +245,8 @@ class Chunking(Settings):
 def within_limits(users: Users, *, seed: int) -> Users:
     """Leave out documents that are too long, and of heavy users what is beyond the caps.
 
+    What is unusable is counted, and so is what was when it was read.
+
     Of a user with more than `MAX_DOCUMENTS` documents or `MAX_CHARACTERS` characters those with
     the lowest keyed hashes stay, until one is reached: a random subset that depends on the seed,
     the user's id and the user's own documents only. Every user stays on the roster.
@@ -254,6 +256,10 @@ def within_limits(users: Users, *, seed: int) -> Users:
         seed: Key of the subset; public.
 
     """
+    if users.unusable is not None and users.unusable.any():
+        whose = [users.user_ids[user] for user in np.flatnonzero(users.unusable)]
+        skipping.note(whose, records=int(users.unusable.sum()))
+        users = replace(users, unusable=None)
     lengths = np.array([len(text) for text in users.texts], dtype=np.int64)
     keep = lengths <= MAX_DOCUMENT_CHARACTERS
     if not keep.all():

@@ -62,7 +62,7 @@ def load_users(
         MissingExtraError: If a data set is asked for and ``datasets`` is not installed.
     """
     columns = Columns(client_column, text_column, date_column, strict=strict, label=label_column)
-    return _users(_gathered(source, columns), strict=strict)
+    return _users(source, columns)
 
 
 COLUMNS: Final = {
@@ -92,24 +92,6 @@ def load_configured(
     Raises:
         DataError: None of them has `data`, or the users cannot be read.
     """
-    return _users(gather_configured(*configurations, strict=strict, labels=labels), strict=strict)
-
-
-def gather_configured(
-    *configurations: Mapping[str, Any], strict: bool = False, labels: bool = False
-) -> Gathered:
-    """Read the users that a configuration names, to be dealt to nodes.
-
-    A part of a file is in memory at a time; of a JSON array or a data set, all of it.
-
-    Args:
-        configurations: As in `load_configured`.
-        strict: As in `load_users`.
-        labels: As in `load_configured`.
-
-    Raises:
-        DataError: None of them has `data`, or the users cannot be read.
-    """
 
     def setting(key: str) -> str:
         default = COLUMNS.get(key, "")
@@ -122,18 +104,7 @@ def gather_configured(
         strict=strict,
         label=setting("label-column") if labels else "",
     )
-    return _gathered(_configured(setting("data")), columns)
-
-
-def _users(gathered: Gathered, *, strict: bool) -> Users:
-    """All of them; where their owner looks, what is wrong with all documents together is said."""
-    users = gathered.users()
-    try:
-        if strict:
-            users.check_documents()
-    except DataError as error:
-        raise DataError(f"{gathered.where}: {error}") from None
-    return users
+    return _users(_configured(setting("data")), columns)
 
 
 def _configured(source: str) -> str:
@@ -151,8 +122,10 @@ def _configured(source: str) -> str:
         raise ConfigError(f"data = {error}") from None
 
 
-def _gathered(source: Any, columns: Columns) -> Gathered:
-    """All rows of a source.
+def _users(source: Any, columns: Columns) -> Users:
+    """All users of a source; where their owner looks, what is wrong with all documents is said.
+
+    A part of a file is in memory at a time; of a JSON array or a data set, all of it.
 
     Raises:
         DataError: It cannot be read, or has no rows.
@@ -160,16 +133,22 @@ def _gathered(source: Any, columns: Columns) -> Gathered:
     where = "the table" if read.is_table(source) else "the data set"
     if isinstance(source, str | os.PathLike):
         where = os.fspath(source)
-    gathered = Gathered(where, columns)
+    gathered = Gathered(columns)
     try:
         for place, cells in _rows(source, columns, where):
             gathered.add(place, cells)
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise DataError(f"{error.filename or where} cannot be read ({reason}).") from None
-    if not len(gathered):
+    users = gathered.users()
+    if not len(users):
         raise DataError(f"{where} holds no rows.")
-    return gathered
+    try:
+        if columns.strict:
+            users.check_documents()
+    except DataError as error:
+        raise DataError(f"{where}: {error}") from None
+    return users
 
 
 def _rows(source: Any, columns: Columns, where: str) -> Iterator[tuple[str, Cells]]:

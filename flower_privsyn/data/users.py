@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime
-from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -79,6 +78,8 @@ class Users:
         dates: One date (or None where unknown) per document, or None when there are no dates.
         labels: The class of each document (None where it names none), or None when there are no
             labels.
+        unusable: int64 (u,), how many rows of each user hold no usable text, or None for none; they
+            are counted as `skipping` counts where it is said which documents count.
 
     Raises:
         DataError: If ids repeat or have no UTF-8, lengths differ, or owners are out of order or
@@ -90,6 +91,7 @@ class Users:
     owners: NDArray[np.int64]  # (n,)
     dates: list[date | None] | None = None
     labels: list[str | None] | None = None
+    unusable: NDArray[np.int64] | None = None  # (u,)
 
     def __post_init__(self) -> None:
         owners = np.asarray(self.owners, dtype=np.int64)
@@ -131,7 +133,7 @@ class Users:
                 names the row.
         """
         names = ("user id", "text", "date", "label")
-        gathered = Gathered("the rows", Columns(*names[:3], label=names[3]))
+        gathered = Gathered(Columns(*names[:3], label=names[3]))
         for number, row in enumerate(rows, start=1):
             cells = dict(zip(names, _fields(row, number), strict=False))
             gathered.add(f"row {number}", cells)
@@ -158,6 +160,7 @@ class Users:
             self,
             user_ids=tuple(self.user_ids[user] for user in np.flatnonzero(mask).tolist()),
             owners=new_index[self.owners[rows]],
+            unusable=None if self.unusable is None else self.unusable[mask],
             **self._columns(rows.tolist()),
         )
 
@@ -319,12 +322,10 @@ class Gathered:
     """What was read, row after row, grouped by user in order of first appearance.
 
     Args:
-        where: The rows are from, for sentences.
-        columns: Which of them to read, and what may stand there.
+        columns: Which of a row to read, and what may stand there.
     """
 
-    def __init__(self, where: str, columns: Columns) -> None:
-        self.where = where
+    def __init__(self, columns: Columns) -> None:
         self._columns = columns
         self._codes: dict[str, int] = {}
         self._documents: list[tuple[int, str, date | None, str | None]] = []
@@ -352,38 +353,17 @@ class Gathered:
             day = parse_date(cells.get(columns.date))
             self._documents.append((owner, text, day, columns.label(cells)))
 
-    def __len__(self) -> int:
-        """Number of users."""
-        return len(self._codes)
-
-    @cached_property
-    def _everybody(self) -> Users:
+    def users(self) -> Users:
+        """Everybody, once all rows are in."""
         own = sorted(self._documents, key=lambda one: one[0])  # of a user in the source's order
-        self._documents.clear()
         return Users(
             user_ids=tuple(self._codes),
             texts=[text for _, text, _, _ in own],
             owners=np.array([owner for owner, *_ in own], dtype=np.int64),
             dates=[day for _, _, day, _ in own] if self._dated else None,
             labels=[label for *_, label in own] if self._labelled else None,
+            unusable=np.bincount(np.array(self._unusable, int), minlength=len(self._codes)),
         )
-
-    def users(self, node: int = 0, nodes: int = 1) -> Users:
-        """The users of one node, once all rows are in; what is unusable of theirs is counted.
-
-        Args:
-            node: Whose users, as by `Users.partition`.
-            nodes: To how many users are dealt.
-
-        Raises:
-            ConfigError: Either is out of range.
-        """
-        everybody = self._everybody
-        own = everybody.partition(partition_id=node, num_partitions=nodes)
-        unusable = [owner for owner in self._unusable if owner % nodes == node]
-        if unusable:
-            skipping.note({everybody.user_ids[o] for o in unusable}, records=len(unusable))
-        return own
 
 
 def check_labels(parts: Sequence[Users], classes: Sequence[str]) -> None:

@@ -114,7 +114,6 @@ def describe(
     chunking: Chunking,
     tokenizer: Any,
     tokenizer_name: str,
-    no_text: int = 0,
 ) -> DataDescription:
     """Count what users wrote.
 
@@ -124,11 +123,12 @@ def describe(
         chunking: of the run that is planned, whose limits count.
         tokenizer: a `tokenizers.Tokenizer`.
         tokenizer_name: the model it belongs to.
-        no_text: rows in which no text was found while they were read.
     """
     selected = chunking.selected(users)
+    no_text = 0 if selected.unusable is None else int(selected.unusable.sum())
     with skipping.counting() as tally:
         users = within_limits(selected, seed=chunking.seed)
+    unusable = tally.records - no_text
     owners = users.owners
     texts = np.bincount(owners, minlength=len(users))
     lengths = np.array([len(text) for text in users.texts], dtype=np.int64)
@@ -148,8 +148,8 @@ def describe(
         users_without_text=int((texts == 0).sum()),
         texts=len(users.texts),
         no_text=no_text,
-        unusable=tally.records,
-        beyond_limits=len(selected.texts) - tally.records - len(users.texts),
+        unusable=unusable,
+        beyond_limits=len(selected.texts) - unusable - len(users.texts),
         repeated=len(users.texts) - len(seen),
         shared=len(shared),
         texts_per_user=Spread.of(texts),

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from flower_privsyn.cli import main
-from flower_privsyn.data import Chunking, gather_configured, load_configured, load_users, read
+from flower_privsyn.data import Chunking, load_configured, load_users, read, within_limits
 from flower_privsyn.dry_run.people import read_people
 from flower_privsyn.errors import DataError, PrivsynError
 from flower_privsyn.host.app import load_app
@@ -159,7 +159,7 @@ def test_one_odd_text_takes_nobody_elses_away(make: Make, tmp_path: Path) -> Non
     rows = [ROWS[0], {"client_id": "bad", "text": "a \0 b"}, ROWS[2]]
     rows = [{"client_id": row["client_id"], "text": row["text"]} for row in rows]
     with skipping.counting() as tally:
-        users = load_users(make(rows, tmp_path))
+        users = within_limits(load_users(make(rows, tmp_path)), seed=0)
     assert users.user_ids == ("b", "bad")
     assert users.texts == [ROWS[0]["text"], ROWS[2]["text"]]
     assert (tally.records, tally.users) == (1, {"bad"})
@@ -197,7 +197,7 @@ def test_bytes_that_are_not_utf8_are_their_users_affair(make: Make, tmp_path: Pa
     rows = [{"client_id": "ann", "text": "fine"}, {"client_id": "ben", "text": "caf\udce9"}]
     source = make(rows, tmp_path)
     with skipping.counting() as tally:
-        users = load_users(source)
+        users = within_limits(load_users(source), seed=0)
     assert (users.user_ids, users.texts, tally.users) == (("ann", "ben"), ["fine"], {"ben"})
     assert "UTF-8" in sentence(source, strict=True)
 
@@ -272,7 +272,7 @@ def test_values_of_json_that_are_no_text(tmp_path: Path, value: object) -> None:
         "client_id": 7, "text": "y", "date": 20250318}]  # fmt: skip
     (tmp_path / "u.jsonl").write_text("\n".join(map(json.dumps, rows)))
     with skipping.counting() as tally:
-        users = load_users(tmp_path / "u.jsonl")
+        users = within_limits(load_users(tmp_path / "u.jsonl"), seed=0)
     assert (users.user_ids, users.texts) == (("a", "bad", "7"), [SECRET, "x", "y"])
     assert users.dates == [None] * 3  # lines have no columns, so nobody's may decide that
     assert (tally.records, tally.users) == (1, {"bad"})
@@ -287,7 +287,7 @@ def test_a_document_of_several_columns_is_left_out_whole(tmp_path: Path) -> None
     ]
     (tmp_path / "u.jsonl").write_text("\n".join(map(json.dumps, rows)))
     with skipping.counting() as tally:
-        users = load_users(tmp_path / "u.jsonl", text_column="title,body")
+        users = within_limits(load_users(tmp_path / "u.jsonl", text_column="title,body"), seed=0)
     assert (users.user_ids, users.texts) == (("a", "b", "c"), ["kept"])
     assert (tally.records, tally.users) == (3, {"a", "b", "c"})
 
@@ -319,7 +319,7 @@ def test_texts_of_a_folder_are_of_whom_the_names_say(tmp_path: Path) -> None:
     files: dict[str, str | bytes] = {"all/ann.txt": "\ufeffa", "all/ben.txt": b"caf\xe9"}
     folder_of(files)(tmp_path)
     with skipping.counting() as tally:
-        users = load_users(tmp_path / "all")
+        users = within_limits(load_users(tmp_path / "all"), seed=0)
     assert (users.user_ids, users.texts, tally.users) == (("ann", "ben"), ["a"], {"ben"})
 
 
@@ -375,7 +375,7 @@ def test_bad_utf8_in_parquet_and_a_row_by_its_place_in_the_file(
     path = tmp_path / "u.parquet"
     pq.write_table(pa.table({"client_id": list("abbca"), "text": texts}), path)
     with skipping.counting() as tally:
-        users = load_users(path)
+        users = within_limits(load_users(path), seed=0)
     assert (users.user_ids, users.texts) == (("a", "b", "c"), ["fine", "also"])
     assert (tally.records, tally.users) == (3, {"b", "c"})
     pq.write_table(pa.table({"client_id": ["a", "b", "b", None, "a"], "text": texts}), path)
@@ -405,7 +405,7 @@ def test_one_odd_cell_of_a_frame_is_its_users_affair() -> None:
         dtype=object,
     )
     with skipping.counting() as tally:
-        users = load_users(frame, label_column="label")
+        users = within_limits(load_users(frame, label_column="label"), seed=0)
     assert users.user_ids == ("a", "2", "c", "d", "e", "f", "g")
     assert users.texts == ["x", "v", "w", "y", "z"]
     assert users.dates == [date(2025, 3, 18), None, None, date(2025, 3, 19), date(2025, 3, 20)]
@@ -432,15 +432,13 @@ def test_a_nodes_users_are_its_part_of_everybody(
         for row, user in enumerate(drawn)
     ]
     configuration = {"data": str(parquet(rows, tmp_path))}
-    with skipping.counting() as whole:
-        everybody = load_configured(configuration, labels=True)
-    counted, gathered = 0, gather_configured(configuration, labels=True)
-    for node in range(nodes):
+    everybody = load_configured(configuration, labels=True)
+    parts = [everybody.partition(partition_id=node, num_partitions=nodes) for node in range(nodes)]
+    counted = 0
+    for part in parts:
         with skipping.counting() as tally:
-            own = gathered.users(node, nodes)
-        expected = everybody.partition(partition_id=node, num_partitions=nodes)
-        assert (own.user_ids, own.texts, own.labels, own.owners.tolist()) == (
-            expected.user_ids, expected.texts, expected.labels, expected.owners.tolist()
-        )  # fmt: skip
+            within_limits(within_limits(part, seed=0), seed=0)  # once, not twice
+        assert tally.users == {f"user {drawn[row]}" for row in range(0, 700, 11)} & {*part.user_ids}
         counted += tally.records
-    assert counted == whole.records
+    assert counted == len(range(0, 700, 11))
+    assert sum(len(part.texts) for part in parts) == len(everybody.texts) == 700 - counted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import date
 
 import numpy as np
@@ -24,15 +25,16 @@ def people() -> Users:
     )
 
 
-def described(users: Users, chunking: Chunking, **values: int) -> DataDescription:
+def described(users: Users, chunking: Chunking) -> DataDescription:
     tokenizer, name = load_tokenizer("all-MiniLM-L6-v2")[0], "all-MiniLM-L6-v2"
     return describe(
-        users, source="u.csv", chunking=chunking, tokenizer=tokenizer, tokenizer_name=name, **values
+        users, source="u.csv", chunking=chunking, tokenizer=tokenizer, tokenizer_name=name
     )
 
 
 def test_users_texts_and_tokens_are_counted() -> None:
-    found = described(people(), Chunking(max_tokens=100, max_samples=4), no_text=2)
+    users = replace(people(), unusable=np.array([0, 1, 1]))
+    found = described(users, Chunking(max_tokens=100, max_samples=4))
     assert (found.users, found.users_without_text, found.texts) == (3, 1, 12)
     assert (found.repeated, found.shared, found.no_text) == (2, 1, 2)
     assert (found.first_date, found.last_date, found.undated) == ("2025-01-01", "2025-01-11", 1)
