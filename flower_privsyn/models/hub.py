@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flower_privsyn.errors import ModelError
+from flower_privsyn.errors import MissingExtraError, ModelError
 from flower_privsyn.models.library import quiet_transformers, shorten
 
 
@@ -26,10 +26,14 @@ def download(name: str) -> str:
 
     Raises:
         ModelError: There is no such model, one may not have it, or the hub cannot be reached.
-        ImportError: huggingface_hub is not installed.
+        MissingExtraError: huggingface_hub is not installed.
     """
-    import huggingface_hub
-
+    try:
+        import huggingface_hub
+    except ImportError as error:
+        raise MissingExtraError(
+            f"model {name!r} of the hub needs huggingface_hub: pip install 'flower-privsyn[client]'"
+        ) from error
     if (found := folder_in_cache(name)) is not None:
         return str(found)
     try:

@@ -214,7 +214,7 @@ def model_folder(name: str | Path) -> str:
 
     Raises:
         ModelError: The model cannot be found or reached.
-        ImportError: It is on the hub, and huggingface_hub is not installed.
+        MissingExtraError: What it needs is not installed.
     """
     from flower_privsyn.models import register_architecture, resolve_model
 
