@@ -19,13 +19,10 @@ from flower_privsyn.checks import check_whole
 from flower_privsyn.errors import ConfigError, ModelError
 from flower_privsyn.evaluation.result import NotPrivate
 from flower_privsyn.progress import Progress
-from flower_privsyn.training.tokens import first_token, padded, text_window, token_rows
+from flower_privsyn.training.tokens import first_token, scored, text_window, token_rows
 
 Float64Array = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
-
-#: Logits of one forward pass held at a time.
-_LOGITS = 2**25
 
 #: Numbers in one block of bootstrap weights.
 _WEIGHTS = 2**22
@@ -119,9 +116,7 @@ def evaluate_language_model(
     *,
     owners: Sequence[int] | IntArray | None = None,
     max_tokens: int = 64,
-    batch_size: int = 32,
     device: str | None = None,
-    precision: str = "float32",
     resamples: int = 2000,
     seed: int = 0,
     users_file: Path | None = None,
@@ -140,10 +135,7 @@ def evaluate_language_model(
         owners: (n,) the user of each text, any integers; None for one user per text.
         max_tokens: tokens of text in a window, >= 1, bounded by the model's context less one; 64
             in the papers.
-        batch_size: windows per forward pass, >= 1; fewer where the logits would take too much
-            memory.
         device: as PyTorch names it; None chooses.
-        precision: "float32", "bfloat16", "float16" or "auto", the fastest here.
         resamples: of the bootstrap, >= 1.
         seed: of the bootstrap.
         users_file: where the counts of each user are kept, for `resampled_figures`; None to
@@ -163,18 +155,11 @@ def evaluate_language_model(
     users = np.unique(range(len(texts)) if owners is None else owners, return_inverse=True)[1]
     from flower_privsyn.models.pretrained import load_pretrained
 
-    network, tokenizer = load_pretrained(model, kind="causal", dtype=precision, device=device)
+    network, tokenizer = load_pretrained(model, kind="causal", dtype="float32", device=device)
     window = text_window(network, max_tokens)
     shown: Progress = progress or Progress()
     with shown.stage(f"Held-out text under {Path(model).name}", len(texts)) as stage:
-        scores = score_texts(
-            network,
-            tokenizer,
-            texts,
-            max_tokens=window,
-            batch_size=batch_size,
-            progress=stage.update,
-        )
+        scores = score_texts(network, tokenizer, texts, max_tokens=window, progress=stage.update)
     if not scores.tokens.sum():
         raise ConfigError("there is nothing to predict: no text has a token")
     sizes = np.array([len(text.encode("utf-8", "surrogatepass")) for text in texts])
@@ -258,7 +243,6 @@ def score_texts(
     texts: Sequence[str],
     *,
     max_tokens: int,
-    batch_size: int = 32,
     progress: Callable[[int], None] | None = None,
 ) -> TokenScores:
     """Predict every token of every text.
@@ -268,70 +252,26 @@ def score_texts(
         tokenizer: its fast tokenizer.
         texts: (n,).
         max_tokens: tokens of text in a window, without the beginning token.
-        batch_size: windows per forward pass, >= 1; fewer where logits would fill the memory.
         progress: called with the number of texts just done.
 
     Raises:
-        ConfigError: An argument is out of range.
         ModelError: The tokenizer has no token to begin with, or a prediction is not finite.
     """
-    import torch
-
-    check_whole("batch_size", batch_size, ge=1)
-    begin = first_token(tokenizer)
-    rows = token_rows(tokenizer, texts)
-    windows, sources = [], []
-    for index, row in enumerate(rows):
-        for start in range(0, len(row), max_tokens):
-            windows.append([begin, *row[start : start + max_tokens]])
-            sources.append(index)
-    owners = np.array(sources, dtype=np.int64)
-    ends = np.append(owners[1:] != owners[:-1], [True] * min(1, len(owners)))  # a text's last one
-    if progress is not None and (empty := len(rows) - int(ends.sum())):
-        progress(empty)
+    rows, begin = token_rows(tokenizer, texts), first_token(tokenizer)
     unknown: Any = getattr(tokenizer, "unk_token_id", None)
     # A byte-level tokenizer may name its beginning token as the unknown one; it knows every byte.
     unknown = None if unknown == begin else unknown
-    correct = np.zeros(len(windows), dtype=np.int64)
-    nats = np.zeros(len(windows), dtype=np.float64)
-    correct_unknown = np.zeros(len(windows), dtype=np.int64)
-    device = next(network.parameters()).device
-    vocabulary = int(network.get_output_embeddings().weight.shape[0])
-    # By length, so that a batch is hardly padded; the longest first, so that memory runs out early.
-    order = sorted(range(len(windows)), key=lambda index: -len(windows[index]))
-    start = 0
-    while start < len(order):
-        longest = len(windows[order[start]])
-        size = max(1, min(batch_size, _LOGITS // (longest * vocabulary)))
-        chosen = order[start : start + size]
-        start += size
-        tokens, attention = (one.to(device) for one in padded([windows[one] for one in chosen]))
-        with torch.inference_mode():
-            logits = network(input_ids=tokens, attention_mask=attention).logits[:, :-1].float()
-            targets = tokens[:, 1:]
-            losses = torch.nn.functional.cross_entropy(
-                logits.flatten(0, 1), targets.flatten(), reduction="none"
-            ).view(targets.shape)  # (windows, longest - 1)
-            held = attention[:, 1:].bool()
-            hits = (logits.argmax(dim=-1) == targets) & held
-        correct[chosen] = hits.sum(dim=1).cpu().numpy()
-        nats[chosen] = losses.double().masked_fill(~held, 0.0).sum(dim=1).cpu().numpy()
-        if unknown is not None:
-            correct_unknown[chosen] = (hits & (targets == unknown)).sum(dim=1).cpu().numpy()
-        if progress is not None and (done := int(ends[chosen].sum())):
-            progress(done)
+    nats, correct, correct_unknown = scored(
+        network, rows, begin=begin, window=max_tokens, marked=unknown, progress=progress
+    )
     if not np.isfinite(nats).all():
         raise ModelError("the model's predictions are not finite: its weights are damaged")
-
-    def of_texts(values: npt.NDArray[Any], kind: Any = np.int64) -> npt.NDArray[Any]:
-        return np.bincount(owners, weights=values, minlength=len(rows)).astype(kind)
-
     return TokenScores(
         tokens=np.array([len(row) for row in rows], dtype=np.int64),
-        correct=of_texts(correct),
-        nats=of_texts(nats, np.float64),
+        correct=correct.astype(np.int64),
+        nats=nats,
         unknown=np.array([row.count(unknown) for row in rows], dtype=np.int64),
-        correct_unknown=of_texts(correct_unknown),
+        correct_unknown=correct_unknown.astype(np.int64),
     )
 
 

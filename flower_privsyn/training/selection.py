@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from flower_privsyn.checks import LARGEST_WHOLE
 from flower_privsyn.data.public_rows import TokenRows
 from flower_privsyn.files import replacing
 from flower_privsyn.models import resolve_model
@@ -30,9 +31,8 @@ from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.queries.joint_sketch import find_bigrams
 from flower_privsyn.training.storage import digest_of_rows, weight_files
 from flower_privsyn.training.tokens import (
-    batches_by_length,
     first_token,
-    next_token_logits,
+    scored,
     text_window,
 )
 
@@ -227,12 +227,12 @@ def likelihoods(
     file = folder / f"scores-{digest.hexdigest()}.npy"
     if not file.exists():
         network, tokenizer = load_pretrained(model, kind="causal", dtype="float32", device=None)
-        begin, found = first_token(tokenizer), []
+        begin, window, found = first_token(tokenizer), text_window(network, LARGEST_WHOLE), []
         for start in range(0, len(rows), BLOCK_ROWS):
             block = range(start, min(start + BLOCK_ROWS, len(rows)))
-            found.append(
-                average_log_probabilities(network, [rows[index] for index in block], begin=begin)
-            )
+            read = [rows[index].tolist() for index in block]
+            nats = scored(network, read, begin=begin, window=window)[0]
+            found.append(-nats / [max(1, len(row)) for row in read])
             if progress is not None:
                 progress(block.stop, len(rows))
         folder.mkdir(parents=True, exist_ok=True)
@@ -240,40 +240,6 @@ def likelihoods(
             np.save(opened, np.concatenate(found))
     scores: Float64Array = np.load(file, mmap_mode="r")
     return scores
-
-
-def average_log_probabilities(
-    network: Any, rows: Sequence[IntArray], *, begin: int
-) -> Float64Array:
-    """The average log-probability of the tokens of each row, (n,); 0 of a row without any.
-
-    Args:
-        network: a causal language model.
-        rows: of token ids.
-        begin: the token before a row.
-    """
-    import torch
-
-    lengths = np.array([len(row) for row in rows], dtype=np.int64)
-    window = text_window(network, max(1, int(lengths.max(initial=1))))
-    pieces, owners = [], []
-    for index, row in enumerate(rows):
-        for start in range(0, len(row), window):
-            pieces.append([begin, *row[start : start + window].tolist()])
-            owners.append(index)
-    vocabulary = int(network.get_output_embeddings().weight.shape[0])
-    sums = np.zeros(len(pieces))
-    for chosen in batches_by_length(pieces, range(len(pieces)), vocabulary=vocabulary):
-        read = [pieces[index] for index in chosen]
-        logits = next_token_logits(network, read)
-        following = torch.tensor([t for row in read for t in row[1:]], device=logits.device)
-        losses = torch.nn.functional.cross_entropy(logits, following, reduction="none")
-        starts = np.cumsum([0, *(len(row) - 1 for row in read[:-1])])
-        sums[chosen] = -np.add.reduceat(losses.double().cpu().numpy(), starts)
-    scores = np.zeros(len(rows))
-    np.add.at(scores, owners, sums)
-    averages: Float64Array = scores / np.maximum(lengths, 1)
-    return averages
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

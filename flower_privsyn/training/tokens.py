@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
 
 from flower_privsyn.errors import ConfigError, ModelError
 from flower_privsyn.models.pretrained import context_of
@@ -135,4 +138,59 @@ def next_token_logits(
     ):
         logits = network(input_ids=tokens, attention_mask=attention, use_cache=False).logits
     found: torch.Tensor = logits[:, :-1][attention[:, 1:].bool()].float()
+    return found
+
+
+def scored(
+    network: Any,
+    rows: Sequence[Sequence[int]],
+    *,
+    begin: int,
+    window: int,
+    marked: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> npt.NDArray[np.float64]:
+    """What a model makes of the tokens of rows: every one of them is predicted once.
+
+    A row of more tokens than `window` is read in pieces, each after a first token.
+
+    Args:
+        network: a causal language model in evaluation mode.
+        rows: n of token ids, without a first token.
+        begin: the first token of a piece.
+        window: tokens of a piece, without the first, >= 1.
+        marked: a token that is counted apart; None for none.
+        progress: called with the number of rows just done.
+
+    Returns:
+        (3, n) of each row the sum of its negative log-probabilities in nats, the number of its
+        tokens that are the model's first choice, and of these that are `marked`.
+    """
+    import torch
+
+    owners, starts = [], []
+    for index, row in enumerate(rows):
+        for start in range(0, len(row), window):
+            owners.append(index)
+            starts.append(start)
+    pieces = [
+        [begin, *rows[owner][start : start + window]]
+        for owner, start in zip(owners, starts, strict=True)
+    ]
+    if progress is not None and (empty := sum(len(row) == 0 for row in rows)):
+        progress(empty)
+    found = np.zeros((3, len(rows)))
+    vocabulary = int(network.get_output_embeddings().weight.shape[0])
+    for batch in batches_by_length(pieces, range(len(pieces)), vocabulary=vocabulary):
+        read = [pieces[index] for index in batch]
+        logits = next_token_logits(network, read)
+        following = torch.tensor([t for row in read for t in row[1:]], device=logits.device)
+        nats = torch.nn.functional.cross_entropy(logits, following, reduction="none").double()
+        hits = logits.argmax(dim=-1) == following
+        whose = np.repeat([owners[index] for index in batch], [len(row) - 1 for row in read])
+        for place, values in enumerate((nats, hits, hits & (following == marked))):
+            counted = values.cpu().numpy()
+            found[place] += np.bincount(whose, weights=counted, minlength=len(rows))
+        if progress is not None:
+            progress(sum(starts[index] == 0 for index in batch))
     return found
