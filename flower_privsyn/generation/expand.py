@@ -17,6 +17,7 @@ from flower_privsyn.generation.backends import (
     at_once,
     rehearse,
 )
+from flower_privsyn.generation.prompted import below_heading
 from flower_privsyn.generation.prompts import (
     NUM_EXAMPLES,
     QUOTE,
@@ -93,6 +94,7 @@ class Expand:
         prompt: Prompt | str | Path | None = "pre-text",
         sampling: SamplingParameters | None = None,
         domain: str = "text",
+        chat: bool = False,
     ) -> None:
         """Choose how to expand.
 
@@ -104,6 +106,9 @@ class Expand:
                 replaced by the one of `run`, its stop strings are joined by the prompt's.
             domain: What the texts are, in public words, for a generator without a prompt
                 (`flower_privsyn.generation.prompts.quoted`).
+            chat: Whether the generator answers messages: every prompt is one, after its
+                `instruction` as the system's. Headings that the model repeats and quotes around
+                what it writes are no part of the text.
 
         Raises:
             ConfigError: The prompt cannot be read.
@@ -116,8 +121,10 @@ class Expand:
         sampling = SamplingParameters(seed=0) if sampling is None else sampling
         self._domain = domain
         end = QUOTE if prompt is None else prompt.stop
-        stop = dict.fromkeys((*sampling.stop, end))
-        self._sampling = replace(sampling, stop=tuple(stop))
+        # Not sent to a chat model: they stand in thoughts, and before a heading that it repeats.
+        stop = () if chat else tuple(dict.fromkeys((*sampling.stop, end)))
+        self._sampling = replace(sampling, stop=stop)
+        self._system = prompt.instruction if chat and prompt is not None else None
 
     def rehearse(self, seeds: Sequence[str]) -> None:
         """Have the generator write once, after a prompt of these texts; nothing is kept.
@@ -131,7 +138,12 @@ class Expand:
         examples = [text for text in seeds if flattened(text)][: self.num_examples]
         if not examples:
             raise GenerationError(_NO_SEED)
-        rehearse(self.generator, self._rendered(examples), sampling=self._sampling)
+        rehearse(
+            self.generator,
+            self._rendered(examples),
+            sampling=self._sampling,
+            system=self._system,
+        )
 
     def run(
         self,
@@ -184,19 +196,20 @@ class Expand:
             chosen = [
                 _choose(pool, flat, num_chosen, seed, attempts + number) for number in range(size)
             ]
+            prompts = [self._rendered([seeds[index] for index in group]) for group in chosen]
             continuations = self.generator.generate(
-                [self._rendered([seeds[index] for index in group]) for group in chosen],
+                prompts,
                 sampling=replace(
                     self._sampling, seed=streams.derive_seed(seed, "continuation", attempts)
                 ),
+                system=self._system,
                 adapter=adapter,
             )
             attempts += size
             first = len(found.texts)
-            for group, (text,) in zip(chosen, continuations, strict=True):
+            for group, prompt, (text,) in zip(chosen, prompts, continuations, strict=True):
                 examples = {flat[index] for index in group}
-                parsed = text.strip() if self._prompt is None else self._prompt.parse(text)
-                found.take(parsed, group, examples)
+                found.take(self._parsed(prompt, text), group, examples)
             if len(found.texts) > first and on_batch is not None:
                 on_batch(found.texts[first:], found.parents[first:], attempts)
         return ExpandResult(
@@ -210,6 +223,13 @@ class Expand:
             return self._prompt.render(examples)
         shown = [quoted(self._domain, flattened(text)) for text in examples]
         return "\n\n".join([*shown, opened(self._domain)])
+
+    def _parsed(self, prompt: str, text: str) -> str:
+        if self._prompt is None:
+            return text.strip()
+        if self._system is not None:
+            text = below_heading(prompt.rstrip("\n").rpartition("\n")[2], text)
+        return self._prompt.parse(text)
 
     @staticmethod
     def _attempts_for(missing: int, attempts: int, kept: int) -> int:

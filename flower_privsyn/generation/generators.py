@@ -21,7 +21,6 @@ from flower_privsyn.generation.openai_backend import (
     is_address,
     read_key,
 )
-from flower_privsyn.generation.prompted import ByMessages
 from flower_privsyn.generation.prompts import load_prompt
 from flower_privsyn.generation.transformers_backend import TransformersGenerator
 
@@ -118,10 +117,13 @@ class ExpandingSettings(GeneratorSettings):
         """
         lists = load_prompt(located(prompt)).about(self.domain) if prompt else None
         model = generator or self.load_generator()
-        if lists is not None and self.generator_interface == "chat":
-            model = ByMessages(model, instruction=lists.instruction)
-        sampling = self.sampling_parameters()
-        return Expand(model, prompt=lists, sampling=sampling, domain=self.domain)
+        return Expand(
+            model,
+            prompt=lists,
+            sampling=self.sampling_parameters(),
+            domain=self.domain,
+            chat=self.generator_interface == "chat",
+        )
 
 
 def load_generator(name: str, **options: Any) -> TextGenerator:

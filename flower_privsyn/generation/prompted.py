@@ -1,23 +1,20 @@
-"""Texts of models that follow instructions: they write them, write given ones anew, or go on."""
+"""Texts of models that follow instructions: they write them, or write given ones anew."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Final
 
 import numpy as np
 
 from flower_privsyn.data.sentences import is_whole, whole_sentences
-from flower_privsyn.errors import GenerationError
 from flower_privsyn.generation import streams
 from flower_privsyn.generation.backends import (
     ProgressCallback,
     SamplingParameters,
     TextGenerator,
-    at_once,
     rehearse,
 )
 from flower_privsyn.generation.prompts import Instruction
@@ -186,74 +183,6 @@ class ByInstruction:
         )
 
 
-class ByMessages:
-    """A chat model as a `TextGenerator`: every prompt is a message, and its answer what goes on.
-
-    Models repeat the last line of a prompt or all of it before they go on with it, write the next
-    heading and more, or put quotes around what they write: none of it is part of the continuation.
-    What else they say is, as "Sure! Here is" a text: a prompt file's `instruction` is where one
-    tells them not to. Stop strings are looked for in the continuation and not sent: they stand in
-    thoughts, and before a heading that is repeated, as well.
-
-    Attributes:
-        name: The chat model's own.
-        model: The chat model.
-        at_once: The chat model's own.
-    """
-
-    def __init__(self, model: TextGenerator, *, instruction: str) -> None:
-        """Choose how a model is asked.
-
-        Args:
-            model: What answers.
-            instruction: The system's message, before every prompt; "" for none.
-        """
-        self.name = model.name
-        self.model = model
-        self.at_once = at_once(model)
-        self._instruction = instruction
-
-    def generate(
-        self,
-        prompts: Sequence[str],
-        *,
-        num_samples: int = 1,
-        sampling: SamplingParameters,
-        system: str | None = None,
-        adapter: Path | None = None,
-        progress: ProgressCallback | None = None,
-    ) -> list[list[str]]:
-        """Have every prompt answered by what goes on with it; see `TextGenerator`.
-
-        Args:
-            prompts: The messages.
-            num_samples: Answers per prompt, >= 1.
-            sampling: How they are drawn.
-            system: In place of the instruction; None for that.
-            adapter: None: answers come from the model itself.
-            progress: Called with the number of answers just finished.
-
-        Raises:
-            GenerationError: There is an adapter, or the model fails.
-        """
-        if adapter is not None:
-            raise GenerationError(
-                f"the generator {self.name} answers messages, which no adapter is trained for: "
-                f"{adapter} cannot write"
-            )
-        answers = self.model.generate(
-            prompts,
-            num_samples=num_samples,
-            sampling=replace(sampling, stop=()),
-            system=self._instruction if system is None else system,
-            progress=progress,
-        )
-        return [
-            [_after(prompt, text, stop=sampling.stop) for text in row]
-            for prompt, row in zip(prompts, answers, strict=True)
-        ]
-
-
 def _like(text: str, answer: str) -> str:
     """An answer, of a text of whole sentences those that it holds; "" where they are none."""
     if not is_whole(text):
@@ -279,21 +208,19 @@ def _without_quotes(text: str) -> str:
     return inside.strip()
 
 
-def _after(prompt: str, answer: str, *, stop: Sequence[str]) -> str:
-    """The part of an answer that goes on with a prompt, as a continuation has it."""
-    text = _below(prompt.rstrip("\n").rpartition("\n")[2], answer.strip())
-    for end in stop:
-        text = text.partition(end)[0]
-    return _without_quotes(text.strip())
+def below_heading(heading: str, answer: str) -> str:
+    """The part of a chat model's answer that is the text below a heading.
 
-
-def _below(heading: str, text: str) -> str:
-    """The part of an answer below a heading that it repeats, and above the next one.
+    Models repeat the last line of a prompt or all of it before they go on with it, write the next
+    heading and more, or put quotes around what they write: none of it is part of the text. What
+    else they say is, as "Sure! Here is" a text: a prompt file's `instruction` is where one tells
+    them not to.
 
     Args:
         heading: the last line of the prompt, "Sample 4".
-        text: with that line, or others of another number, or none.
+        answer: with that line, or others of another number, or none.
     """
+    text = answer.strip()
     own = re.escape(heading)
     other = re.sub(r"\d+", r"\\d+", own)
     line = r"(?im)^[*_#> \t]*{}[*_: \t\r]*$"
@@ -302,4 +229,4 @@ def _below(heading: str, text: str) -> str:
         text = text[found.end() :]
     if following := re.search(line.format(other), text):
         text = text[: following.start()]
-    return text
+    return _without_quotes(text.strip())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from flower_privsyn.files import replacing
 from flower_privsyn.run import RunDirectory
+from flower_privsyn.run.directory import round_texts
 from flower_privsyn.run.question import State
 
 if TYPE_CHECKING:
@@ -105,25 +106,6 @@ class Population:
         return cls(**{field.name: state[field.name] for field in fields(cls)})
 
 
-def released_texts(
-    run: RunDirectory, rounds: Sequence[int] | None = None
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Number of the round and row of every text that the votes of a released round are for.
-
-    Args:
-        run: its directory; none of a run whose rounds choose no texts.
-        rounds: of which rounds; None for all that were released.
-    """
-    import pyarrow.parquet as pq
-
-    for number in run.rounds_with_outcome("released") if rounds is None else rounds:
-        file = run.rounds.files(number).population
-        if file.is_file():
-            names = [name for name in pq.read_schema(file).names if name != "embedding"]
-            for row in pq.read_table(file, columns=names).to_pylist():
-                yield number, row
-
-
 def survivors(run: RunDirectory, *, rounds: Sequence[int] | None = None) -> Population:
     """The union of the survivors of released rounds of a run, a text of several rounds once.
 
@@ -135,9 +117,11 @@ def survivors(run: RunDirectory, *, rounds: Sequence[int] | None = None) -> Popu
         The survivors; none of a run whose rounds choose no texts.
     """
     found: dict[Any, dict[str, Any]] = {}
-    for _, row in released_texts(run, rounds):
-        if row.get("survived"):
-            found.setdefault((row["text"], row.get("label")), row)
+    texts = round_texts(run)
+    for number in run.rounds_with_outcome("released") if rounds is None else rounds:
+        for row in texts.get(number, []):
+            if row.get("survived"):
+                found.setdefault((row["text"], row.get("label")), row)
     rows = list(found.values())
     return Population(
         texts=[row["text"] for row in rows],

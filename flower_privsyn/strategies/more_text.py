@@ -21,8 +21,8 @@ from flower_privsyn.locks import lock_file
 from flower_privsyn.models import has_model
 from flower_privsyn.progress import Progress
 from flower_privsyn.run import RunDirectory, how_to_resume
-from flower_privsyn.run.directory import TRAINED_MODEL, named, writer_in
-from flower_privsyn.strategies._population import Population, released_texts, survivors
+from flower_privsyn.run.directory import TRAINED_MODEL, named, round_texts, writer_in
+from flower_privsyn.strategies._population import Population, survivors
 from flower_privsyn.strategies._synthesis import ExpansionSettings, expand_resumably
 from flower_privsyn.strategies.ctcl import TopicsOfRun, TopicWriter
 
@@ -241,9 +241,10 @@ def _quotas(run: RunDirectory, seeds: Population, num_samples: int) -> dict[str 
     if seeds.labels is None:
         return {None: num_samples}
     votes = dict.fromkeys(seeds.labels, 0.0)
-    for _, row in released_texts(run):
-        if row.get("label") in votes:
-            votes[row["label"]] += row["votes"]
+    for rows in round_texts(run).values():
+        for row in rows:
+            if row.get("label") in votes:
+                votes[row["label"]] += row["votes"]
     weights = np.maximum(list(votes.values()), 0.0)
     dealt = quotas(weights if weights.any() else weights + 1.0, num_samples)
     return dict(zip(votes, dealt.tolist(), strict=True))

@@ -17,7 +17,6 @@ from flower_privsyn.generation import (
     load_generator,
     rehearse,
 )
-from flower_privsyn.generation.prompted import ByMessages
 from flower_privsyn.testing import EchoGenerator
 from tests.support.generation_server import Server
 
@@ -52,7 +51,6 @@ KINDS: dict[str, Callable[[pytest.FixtureRequest], TextGenerator]] = {
     "bart": of_folder("bart"),
     "t5": of_folder("t5"),
     "server": of_server,
-    "by messages": lambda request: ByMessages(of_server(request), instruction="Go on."),
     "gguf": of_gguf,
 }
 

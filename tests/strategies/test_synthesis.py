@@ -54,7 +54,7 @@ def test_a_run_that_is_killed_while_it_writes_ends_in_the_same_texts(
 
     whole = write(tmp_path / "whole.jsonl", 0)
     assert len({record["text"] for record in whole}) == 10
-    assert all(bool(record["parent"]) == bool(prompt) for record in whole)
+    assert all(record["parent"] for record in whole)
     for dies_at in (2, 3):
         kept = tmp_path / f"{dies_at}.jsonl"
         with pytest.raises(Killed):
