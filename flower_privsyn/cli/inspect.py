@@ -109,8 +109,6 @@ def _facts(facts: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
         yield "trust", f"{facts['trust']:.2f} of 1 in the sketch that was released"
     for place, sample in enumerate(facts["samples"][:SAMPLES], start=1):
         yield f"sample {place}", plain_line(sample)
-    for name, size in facts["files"].items():
-        yield "", f"{size:>12,}  {name}"
 
 
 def _rank(run_dir: str, sets: list[str], *, as_json: bool) -> int:

@@ -152,7 +152,7 @@ def _show_result(path: Path) -> None:
     if facts["releases"]:
         print(epsilons(facts))
     for name in ("synthetic.jsonl", "synthetic.parquet"):
-        if name in facts["files"]:
+        if (path / name).is_file():
             title = str(facts["texts_are"]).capitalize()
             print(f"{title}: {path / name} ({facts['synthetic_texts']:,})")
     if (trained := path / TRAINED_MODEL).is_dir():

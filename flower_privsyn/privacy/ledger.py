@@ -436,7 +436,6 @@ class PrivacyLedger(AbstractContextManager["PrivacyLedger"]):
         cls,
         path: str | os.PathLike[str],
         *,
-        expected: Mapping[str, Any] | None = None,
         stated: Mapping[str, str] | None = None,
     ) -> PrivacyLedger:
         """Continue a ledger.
@@ -447,25 +446,16 @@ class PrivacyLedger(AbstractContextManager["PrivacyLedger"]):
 
         Args:
             path: A file made by `create`.
-            expected: What the ledger must state of ``delta``, ``epsilon_budget`` and
-                ``accountant``.
             stated: Digests of its lines that stand in other files of the run, and for each the
                 name of such a file.
 
         Raises:
             LedgerError: The file is missing, in use, of another version, damaged before its last
-                line, states other values than are expected, or lacks a stated line. Nothing was
-                written.
+                line, or lacks a stated line. Nothing was written.
         """
         file = LedgerFile.open(Path(path))
         try:
             ledger = cls(file)
-            for key, value in (expected or {}).items():
-                if getattr(ledger, key) != value:
-                    raise LedgerError(
-                        f"{path} was opened with {key} {getattr(ledger, key)}; it cannot continue "
-                        f"with {value}."
-                    )
             refuse_cut(file.path, file.digests, stated or {})
             for started in list(ledger._pending.values()):
                 ledger._charge(started, started.planned_users, interrupted=True, extra=None)

@@ -119,7 +119,6 @@ class RunSummary:
             gives it; None where there is no sketch.
         ranking: of sets of text by their distance to a release, the nearest first, as
             `flower_privsyn.strategies.fred` writes them.
-        files: bytes by name.
     """
 
     path: str
@@ -153,7 +152,6 @@ class RunSummary:
     trust: float | None
     sketch: dict[str, Any] | None
     ranking: list[dict[str, Any]]
-    files: dict[str, int]
 
     @classmethod
     def of(cls, run: RunDirectory) -> Self:
@@ -212,12 +210,6 @@ class RunSummary:
             trust=trust,
             sketch=sketch,
             ranking=list(figures.get("ranking") or ()),
-            files={
-                str(file.relative_to(run.path)): file.stat().st_size
-                for file in sorted(run.path.rglob("*"))
-                if file.is_file()
-                and not any(part[0] == "." for part in file.relative_to(run.path).parts)
-            },
         )
 
     def __repr__(self) -> str:
@@ -231,8 +223,8 @@ class RunSummary:
     @property
     def model(self) -> Path | None:
         """The folder of the model that the run made; None where it made none, or none yet."""
-        made = any(name.startswith(f"{TRAINED_MODEL}/") for name in self.files)
-        return Path(self.path) / TRAINED_MODEL if made else None
+        made = Path(self.path) / TRAINED_MODEL
+        return made if made.is_dir() else None
 
     @property
     def texts(self) -> pd.DataFrame:

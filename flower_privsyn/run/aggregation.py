@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -124,35 +123,6 @@ class Collected:
     charged: bool = False
 
 
-class Aggregation(ABC):
-    """How questions go out and their answers become one sum.
-
-    Formal guarantee:
-        One reply a node is in the sum at most, and only where it has the agreed form. So a user
-        moves `Collected.total` by at most the clip norm on each node, and a node by what its users
-        may; which of this the server sees for itself, and which it must believe the nodes, each
-        protocol says.
-    """
-
-    @abstractmethod
-    def messages(self, asks: Mapping[int, wire.Ask], broadcast: ArrayRecord) -> Iterator[Message]:
-        """The messages of a round, each built when there is room for it.
-
-        Args:
-            asks: the question as each node gets it.
-            broadcast: of the question, packed.
-        """
-
-    @abstractmethod
-    def collect(self, replies: Iterable[Message], *, asked: AskedRound) -> Collected:
-        """Add up the replies that may be.
-
-        Args:
-            replies: to what `messages` sent, each looked at once and forgotten.
-            asked: the round, with what honest ones look like.
-        """
-
-
 def first_replies(
     replies: Iterable[Message], *, asked: Collection[int], counts: Counter[str]
 ) -> Iterator[Message]:
@@ -198,17 +168,24 @@ def answered_by(counts: Mapping[str, int]) -> int:
 
 
 @final
-class Central(Aggregation):
+class Central:
     """Every node sends its raw sum to the server, which adds them up and then the noise.
 
     Formal guarantee:
-        That of `Aggregation`, all of it seen by the server: an answer has the length of the
-        question, lies on the grid and within the bound of its head-count, and has no more users
-        than the node announced. The server sees the raw sum of each node, and is trusted with it.
+        One reply a node is in the sum at most, and only where it has the agreed form: an answer has
+        the length of the question, lies on the grid and within the bound of its head-count, and has
+        no more users than the node announced. So a user moves `Collected.total` by at most the clip
+        norm on each node, and a node by what its users may. The server sees the raw sum of each
+        node, and is trusted with it.
     """
 
     def messages(self, asks: Mapping[int, wire.Ask], broadcast: ArrayRecord) -> Iterator[Message]:
-        """One message a node: the question."""
+        """One message a node: the question, built when there is room for it.
+
+        Args:
+            asks: the question as each node gets it.
+            broadcast: of the question, packed.
+        """
         for node, ask in asks.items():
             yield Message(
                 wire.pack_ask(ask, broadcast),
@@ -217,7 +194,12 @@ class Central(Aggregation):
             )
 
     def collect(self, replies: Iterable[Message], *, asked: AskedRound) -> Collected:
-        """Add up the first usable reply of every node that was asked."""
+        """Add up the first usable reply of every node that was asked.
+
+        Args:
+            replies: to what `messages` sent, each looked at once and forgotten.
+            asked: the round, with what honest ones look like.
+        """
         counts: Counter[str] = Counter()
         total = np.zeros(asked.length, dtype=np.int64)
         num_users = 0
@@ -246,16 +228,17 @@ class Central(Aggregation):
 
 
 @final
-class Secure(Aggregation):
+class Secure:
     """Nodes mask their answers and add the noise: the server sees one noised sum or none.
 
     Every node is asked in every round, whoever is drawn. What a node's answer holds, its head-count
     and whether it is within the clip norm, nobody but the node sees: the server believes it.
 
     Formal guarantee:
-        The sum is exact, and over at least `Terms.least_nodes` nodes. Its noise is theirs, each
-        rounded to the grid, of variance sigma^2 / (t - c): together at least sigma from the honest
-        ones. Towards the server that of `flower_privsyn.secure_aggregation.node`.
+        One reply a node is in the sum at most. The sum is exact, and over at least
+        `Terms.least_nodes` nodes. Its noise is theirs, each rounded to the grid, of variance
+        sigma^2 / (t - c): together at least sigma from the honest ones. Towards the server that of
+        `flower_privsyn.secure_aggregation.node`.
 
     Args:
         grid: for the four exchanges beside that of the question.
@@ -270,7 +253,12 @@ class Secure(Aggregation):
         self._counts: Counter[str] = Counter()
 
     def messages(self, asks: Mapping[int, wire.Ask], broadcast: ArrayRecord) -> Iterator[Message]:
-        """Exchange keys and shares, then one message a node: the question with its mail."""
+        """Exchange keys and shares, then one message a node: the question with its mail.
+
+        Args:
+            asks: as of `Central.messages`, the same question for every node.
+            broadcast: of the question, packed.
+        """
         self._begun, self._lost, self._counts = None, "", Counter()
         # The same to the bit for everybody: every mask hangs on it, and the coins are the nodes'.
         # Nobody counts who is in the sum, so no node is told how many it had announced.

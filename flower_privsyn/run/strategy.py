@@ -42,7 +42,7 @@ from flower_privsyn.privacy.mechanisms import LARGEST_SUM, from_grid
 from flower_privsyn.progress import FOR_THE_OWNER, Progress
 from flower_privsyn.queries.query import try_query
 from flower_privsyn.run import RunDirectory, how_to_resume
-from flower_privsyn.run.aggregation import Aggregation, AskedRound, Central, Secure, answered_by
+from flower_privsyn.run.aggregation import AskedRound, Central, Secure, answered_by
 from flower_privsyn.run.changes import changes_of_run, recorded
 from flower_privsyn.run.directory import place_of_run
 from flower_privsyn.run.federation import Federation, Preparation, Roster, data_request
@@ -197,7 +197,7 @@ class Started:
     """
 
     grid: WindowedGrid
-    aggregation: Aggregation
+    aggregation: Central | Secure
     ledger: PrivacyLedger
     federation: Federation
     rounds: KeptRounds
@@ -517,20 +517,17 @@ class PrivateSumStrategy(Strategy):
             traffic=traffic_of(ask, arrays, nodes=len(recipients)),
             secure=self.config.secure_aggregation,
         )
-        self._begin(asked)
-        return started.aggregation.messages(recipients, arrays)
-
-    def _begin(self, asked: AskedRound) -> None:
-        """Have the ledger say that a round has begun; nothing of it is sent before."""
-        started, spec = need(self._started), asked.spec
-        started.rounds.refuse_where_stopped(spec.round)
-        self._open_noise(spec.round, spec.correlation)
+        # The ledger says that the round has begun; nothing of it is sent before.
+        spec = asked.spec
+        started.rounds.refuse_where_stopped(number)
+        self._open_noise(number, spec.correlation)
         started.ledger.begin(
             spec,
             planned_users=max(1, round(spec.sampling.expected_users)),
             secure_randomness=self._random.secure,
         )
         started.asked = asked
+        return started.aggregation.messages(recipients, arrays)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -731,15 +728,15 @@ class PrivateSumStrategy(Strategy):
 
     def _open_ledger(self, run: RunDirectory) -> PrivacyLedger:
         settings, path = self.config, run.ledger_file
-        expected: dict[str, Any] = {
-            "delta": settings.delta,
-            "epsilon_budget": settings.epsilon,
-            "accountant": settings.accountant,
-        }
         if path.exists():
-            ledger = PrivacyLedger.open(path, expected=expected, stated=run.stated_digests())
+            ledger = PrivacyLedger.open(path, stated=run.stated_digests())
         else:
-            ledger = PrivacyLedger.create(path, **expected)
+            ledger = PrivacyLedger.create(
+                path,
+                delta=settings.delta,
+                epsilon_budget=settings.epsilon,
+                accountant=settings.accountant,
+            )
         run.follow_ledger(lambda: ledger.digest)
         return ledger
 
