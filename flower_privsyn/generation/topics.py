@@ -72,15 +72,6 @@ class Topics:
     keywords: tuple[tuple[str, ...], ...]
     shares: Float64Array
 
-    def __post_init__(self) -> None:
-        """Refuse what no condition could be made of."""
-        for number, words in enumerate(self.keywords):
-            if not words:
-                raise ConfigError(
-                    f"topic {number} of {len(self)} has no keywords: make fewer topics, or of "
-                    "more documents"
-                )
-
     def __len__(self) -> int:
         return len(self.centres)
 
@@ -326,6 +317,8 @@ def make_topics(
         # Equal vectors may leave a cluster without any.
         belongs = np.unique(found.labels_, return_inverse=True)[1].astype(np.int64)[belongs]
         levels.insert(0, _named(vectors, belongs, words, names))
+        if not all(levels[0].keywords):
+            raise ConfigError(f"counts {count}: a topic has no keywords: fewer, or more documents")
         points, weights = levels[0].centres, levels[0].shares
     return TopicHierarchy(
         levels=tuple(levels),

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Gt, Le, Lt
 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import FullParticipation, NeighboringRelation, Phase, Plan
-from flower_privsyn.queries import Query
+from flower_privsyn.strategies._training import FederatedTraining
 from flower_privsyn.strategies.dp_ftrl import DPFTRLConfig
 
 #: The round that asks it; all others train.
@@ -38,52 +38,59 @@ class FirstReleaseConfig(DPFTRLConfig):
     """
 
 
-def first_then_training(
-    config: FirstReleaseConfig, population: int, queries: tuple[Query, ...], *, name: str
-) -> tuple[Phase, Phase]:
-    """A phase of one round for the first release, and one of those that train.
+class ReleaseThenTraining(FederatedTraining):
+    """Training whose first round asks everybody for something else.
 
-    The first one's noise multiplier is stated, or follows from its share of the budget. A single
-    Gaussian release that spends the whole budget has noise multiplier z. One of z / sqrt(s) takes
-    the part s of what a budget is made of, for Gaussian releases compose by the sum of 1 / z^2:
-    what is left for training is that of z / sqrt(1 - s).
-
-    Formal guarantee:
-        Everybody may be asked for the first release, so a user pays for it and for the rounds that
-        train: both phases compose. Cohorts of the second are counted from the first round of the
-        run, as `CyclicSampling` does.
-
-    Args:
-        config: the settings; their `num_rounds` counts both, and `first_share` is s.
-        population: users on the roster, or the fewest there must be.
-        queries: what the first round asks, and what the rounds ask that train.
-        name: of the first phase.
-
-    Raises:
-        ConfigError: no noise keeps the budget, or there is none to share.
+    Attributes:
+        first_phase: what the first round's phase is called.
     """
-    first, updates = queries
-    everybody = Phase(
-        name=name,
-        rounds=1,
-        sampling=FullParticipation(population=population),
-        asks=(first,),
-        noise_multiplier=config.first_noise_multiplier,
-    )
-    if everybody.noise_multiplier is None:
-        if config.epsilon is None:
-            raise ConfigError(
-                f"noise-multiplier = {config.noise_multiplier:g} needs first-noise-multiplier "
-                "beside it: without an epsilon there is nothing to share"
-            )
-        alone = Plan(
-            phases=(everybody,),
-            delta=config.delta,
-            relation=NeighboringRelation(config.relation),
-            accountant=config.accountant,
-            max_nodes_per_user=config.max_nodes_per_user,
+
+    config: FirstReleaseConfig
+    first_phase: ClassVar[str]
+
+    def phases(self, population: int) -> tuple[Phase, ...]:
+        """A phase of one round for the first release, and one of those that train.
+
+        The first one's noise multiplier is stated, or follows from its share of the budget. A
+        single Gaussian release that spends the whole budget has noise multiplier z. One of
+        z / sqrt(s) takes the part s of what a budget is made of, for Gaussian releases compose by
+        the sum of 1 / z^2: what is left for training is that of z / sqrt(1 - s).
+
+        Formal guarantee:
+            Everybody may be asked for the first release, so a user pays for it and for the rounds
+            that train: both phases compose. Cohorts of the second are counted from the first round
+            of the run, as `CyclicSampling` does.
+
+        Args:
+            population: users on the roster, or the fewest there must be.
+
+        Raises:
+            ConfigError: no noise keeps the budget, or there is none to share.
+        """
+        config, (first, *updates) = self.config, self.queries
+        everybody = Phase(
+            name=self.first_phase,
+            rounds=1,
+            sampling=FullParticipation(population=population),
+            asks=(first,),
+            noise_multiplier=config.first_noise_multiplier,
         )
-        multiplier = alone.calibrated_multiplier(config.epsilon) / math.sqrt(config.first_share)
-        everybody = replace(everybody, noise_multiplier=multiplier)
-    training = config.phase(population, asks=(updates,), rounds=config.num_rounds - 1)
-    return everybody, replace(training, name="training")
+        if everybody.noise_multiplier is None:
+            if config.epsilon is None:
+                raise ConfigError(
+                    f"noise-multiplier = {config.noise_multiplier:g} needs first-noise-multiplier "
+                    "beside it: without an epsilon there is nothing to share"
+                )
+            alone = Plan(
+                phases=(everybody,),
+                delta=config.delta,
+                relation=NeighboringRelation(config.relation),
+                accountant=config.accountant,
+                max_nodes_per_user=config.max_nodes_per_user,
+            )
+            multiplier = alone.calibrated_multiplier(config.epsilon)
+            everybody = replace(
+                everybody, noise_multiplier=multiplier / math.sqrt(config.first_share)
+            )
+        training = config.phase(population, asks=tuple(updates), rounds=config.num_rounds - 1)
+        return everybody, replace(training, name="training")

@@ -34,7 +34,7 @@ from flower_privsyn.generation.backends import WritingSettings
 from flower_privsyn.generation.expand import flattened, unusable
 from flower_privsyn.generation.streams import derive_seed
 from flower_privsyn.generation.topics import load_topics, quotas
-from flower_privsyn.privacy import Phase, Sampling
+from flower_privsyn.privacy import Sampling
 from flower_privsyn.progress import Progress
 from flower_privsyn.queries import Broadcast, ConditionalDelta, NearestNeighborHistogram, Query
 from flower_privsyn.queries.model_delta import TrainOnEos, conditioned_fingerprint, pack_conditions
@@ -48,9 +48,8 @@ from flower_privsyn.strategies._embedder import embedder_of, embeddings_by
 from flower_privsyn.strategies._first_release import (
     FIRST_ROUND,
     FirstReleaseConfig,
-    first_then_training,
+    ReleaseThenTraining,
 )
-from flower_privsyn.strategies._training import FederatedTraining
 
 if TYPE_CHECKING:
     from flower_privsyn.embedding import Embedder
@@ -272,7 +271,7 @@ class CTCLConfig(WritingSettings, FirstReleaseConfig):
         return PrivateSumConfig.sampling_of(self, population)
 
 
-class TopicsAndTraining(FederatedTraining):
+class TopicsAndTraining(ReleaseThenTraining):
     """The server's half of `CTCL`: a histogram, then training, then texts by the one of the other.
 
     Args:
@@ -281,6 +280,7 @@ class TopicsAndTraining(FederatedTraining):
     """
 
     config: CTCLConfig
+    first_phase = "topics"
 
     def __init__(self, config: CTCLConfig, *, embedder: Embedder | None = None) -> None:
         super().__init__(config)
@@ -292,15 +292,6 @@ class TopicsAndTraining(FederatedTraining):
     def queries(self) -> tuple[Query, ...]:
         """The histogram, and updates clipped to the first clip norm."""
         return (self.config.histogram, *super().queries)
-
-    def phases(self, population: int) -> tuple[Phase, ...]:
-        """One round for the histogram, and those that train."""
-        return first_then_training(
-            self.config,
-            population,
-            self.queries,
-            name="topics",
-        )
 
     # ------------------------------------------------------------------ before the first round
 

@@ -19,7 +19,6 @@ import numpy.typing as npt
 
 from flower_privsyn.files import write_json
 from flower_privsyn.models.bias import LogitBias, bigram_table
-from flower_privsyn.privacy import Phase
 from flower_privsyn.queries import Broadcast, Query
 from flower_privsyn.run.directory import PLAIN_MODEL, TRAINED_MODEL, RoundFiles
 from flower_privsyn.run.method import RunContext
@@ -28,7 +27,7 @@ from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies._first_release import (
     FIRST_ROUND,
     FirstReleaseConfig,
-    first_then_training,
+    ReleaseThenTraining,
 )
 from flower_privsyn.strategies._token_sketch import (
     SketchedStudent,
@@ -36,7 +35,6 @@ from flower_privsyn.strategies._token_sketch import (
     SketchedText,
     check_student,
 )
-from flower_privsyn.strategies._training import FederatedTraining
 
 #: What was made of the sketch, and the rounds that train begin with, below the run directory.
 _STUDENT: Final = "models/student"
@@ -63,7 +61,7 @@ class HybridConfig(FirstReleaseConfig, SketchedStudentConfig):
     first_share: float = 0.4
 
 
-class SketchThenTraining(FederatedTraining):
+class SketchThenTraining(ReleaseThenTraining):
     """The server's half of `Hybrid`.
 
     Args:
@@ -71,6 +69,7 @@ class SketchThenTraining(FederatedTraining):
     """
 
     config: HybridConfig
+    first_phase = "sketch"
 
     def __init__(self, config: HybridConfig) -> None:
         super().__init__(config)
@@ -81,15 +80,6 @@ class SketchThenTraining(FederatedTraining):
     def queries(self) -> tuple[Query, ...]:
         """The counts, and updates clipped to the first clip norm."""
         return (self.config.sketch_question(), *super().queries)
-
-    def phases(self, population: int) -> tuple[Phase, ...]:
-        """One round for the sketch, and those that train."""
-        return first_then_training(
-            self.config,
-            population,
-            self.queries,
-            name="sketch",
-        )
 
     # ------------------------------------------------------------------ before the first round
 

@@ -25,7 +25,6 @@ from flower_privsyn.checks import (
     PositiveFloat,
     PositiveInt,
     Settings,
-    check_whole,
 )
 from flower_privsyn.errors import ConfigError, TrainingError
 from flower_privsyn.models import provenance, resolve_model
@@ -184,9 +183,6 @@ def fine_tune(
     """
     output = Path(output)
     texts = tuple(texts)
-    check_whole("training setting seed", seed, ge=0, le=2**63 - 1)
-    if not texts or not all(isinstance(text, str) for text in texts):
-        raise ConfigError(f"fine-tuning needs a list of texts, got {len(texts)} items")
     resolved = Path(resolve_model(model))
     if resolved.exists() and resolved.resolve() == output.resolve():
         raise ConfigError(f"output must be another folder than the model's, got {output} for both")

@@ -229,18 +229,10 @@ class LocalModel:
         Args:
             bias: of as many tokens as the model predicts.
 
-        Raises:
-            ValueError: it is of other tokens, or the model is an encoder-decoder.
         """
         self._bias = []
         if bias is None:
             return
-        if self.encoder_decoder:
-            raise ValueError("an encoder-decoder takes no bias of its logits")
-        if len(bias.tokens) != self.predicted:
-            raise ValueError(
-                f"a bias of {len(bias.tokens)} tokens, where the model predicts {self.predicted}"
-            )
         arrays = bias.arrays().values()
         self._bias = [torch.from_numpy(np.array(one)).to(self._device) for one in arrays]
 

@@ -314,11 +314,6 @@ class TestWhatIsTrained:
         again = model.update(rows, **STEP)
         assert np.array_equal(again, plain)
 
-    def test_a_bias_of_other_tokens_is_refused(self, llama: Path) -> None:
-        model = local(llama)
-        with pytest.raises(ValueError, match="a bias of 3 tokens, where the model predicts"):
-            model.set_bias(LogitBias(tokens=np.zeros(3, dtype=np.float32)))
-
     def test_a_pattern_that_names_nothing_is_refused(self, llama: Path) -> None:
         with pytest.raises(ConfigError, match=r"named 'layers\.7\.\*'"):
             local(llama, trainable="layers.7.*")
