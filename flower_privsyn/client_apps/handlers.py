@@ -115,19 +115,15 @@ def chosen_users(ask: wire.Ask, user_ids: Sequence[str]) -> npt.NDArray[np.bool_
         WireError: the sampling cannot be true here, or the sum would not be exact.
     """
     sampling, announced = ask.release.sampling, ask.announced(len(user_ids))
-    if isinstance(sampling, FixedSizeSampling):
-        if sampling.population < len(user_ids):
-            raise wire.WireError("the request's population is smaller than this node's users alone")
-        # Of fewer each would be likelier to be drawn than was accounted for.
-        if announced > len(user_ids):
-            raise wire.WireError(
-                "fewer users are on this node than when it was asked how many: begin another run"
-            )
-    elif len(user_ids) > announced:
-        # The server would leave the answer out. Cutting it to as many would let somebody in for
-        # everybody who leaves.
+    fixed = isinstance(sampling, FixedSizeSampling)
+    if isinstance(sampling, FixedSizeSampling) and sampling.population < len(user_ids):
+        raise wire.WireError("the request's population is smaller than this node's users alone")
+    # Of more the server would leave the answer out: cutting it to as many would let somebody in for
+    # everybody who leaves. Of fewer each would be likelier to be drawn than was accounted for.
+    if len(user_ids) > announced or (fixed and len(user_ids) < announced):
         raise wire.WireError(
-            "more users are on this node than when it was asked how many: begin another run"
+            f"{len(user_ids)} users are on this node, and {announced} when it was asked how many: "
+            "begin another run"
         )
     # Of everybody whom the node announced, as the server asks before it begins: a refusal must not
     # tell who was drawn.

@@ -8,11 +8,11 @@ A package offers a question by an entry point of the group "flower_privsyn.queri
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Sequence
 from functools import cache
 from importlib import metadata
+from inspect import isabstract
 from typing import Any, Final
 
 from flower_privsyn.errors import ConfigError
@@ -36,26 +36,15 @@ def check_query_class(query: object) -> None:
     Raises:
         ConfigError: It is no concrete, decorated subclass of `Query` with a usable name.
     """
-    if not isinstance(query, type) or not issubclass(query, Query):
+    concrete = isinstance(query, type) and issubclass(query, Query) and not isabstract(query)
+    # A subclass of another question has its decorator, and not its own fields.
+    decorated = concrete and "__dataclass_params__" in vars(query)
+    if not decorated or not is_query_name(getattr(query, "name", None)):
         raise ConfigError(
-            f"queries must be subclasses of flower_privsyn.queries.Query, got {query!r}."
+            f"queries must be classes that define all of flower_privsyn.queries.Query, decorated "
+            "with @dataclass(frozen=True, kw_only=True), each with a name of small letters, digits "
+            f'and underscores other than "prepare", got {query!r}.'
         )
-    wrong, name = "", getattr(query, "name", None)
-    if inspect.isabstract(query):
-        missing = ", ".join(sorted(query.__abstractmethods__))
-        wrong = f"is abstract: it does not give {missing}"
-    elif "__dataclass_params__" not in query.__dict__:
-        wrong = (
-            "must be decorated with @dataclass(frozen=True, kw_only=True): its parameters are the "
-            "fields"
-        )
-    elif not is_query_name(name):
-        wrong = (
-            "must have a name of small letters, digits and underscores other than "
-            f'"prepare", such as "text_lengths", got {name!r}'
-        )
-    if wrong:
-        raise ConfigError(f"query {query.__qualname__} {wrong}.")
 
 
 def known_queries(own: Sequence[type[Query]]) -> dict[str, type[Query]]:

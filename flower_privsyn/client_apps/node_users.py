@@ -7,11 +7,9 @@ import contextvars
 import hashlib
 import logging
 import os
-import sqlite3
-import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -40,71 +38,12 @@ from flower_privsyn.errors import (
     ModelError,
     NotAllowedError,
 )
-from flower_privsyn.files import default_cache_directory, located, own_folder
+from flower_privsyn.files import default_cache_directory, located
 from flower_privsyn.messages import wire
 from flower_privsyn.models.trainable import TrainableModel
 from flower_privsyn.run_config import unfolded
 
 logger = logging.getLogger("flower_privsyn.client")
-
-_BUSY_SECONDS = 60.0
-_KEPT_SECONDS = 7 * 24 * 3600.0
-
-
-def check_partition(
-    directory: Path, *, run_id: int, node_id: int, user_ids: Sequence[str], max_nodes: int
-) -> None:
-    """Note a node's users, and refuse a user who is on too many nodes of the run.
-
-    The sensitivity of a sum rests on it. In a deployment nobody can check it: no node sees another
-    one's users. The nodes of a simulation run on one machine for one owner, so there they can keep
-    one list.
-
-    Args:
-        directory: the node's cache, which the nodes of one machine share; a list of hashes is kept
-            there for a week.
-        run_id: of the run; lists of two runs have nothing to do with each other.
-        node_id: whose users they are.
-        user_ids: who they are.
-        max_nodes: on how many nodes one user may be.
-
-    Raises:
-        ConfigError: A user is on more nodes than that. The sentence names nobody.
-        OSError: The list cannot be kept.
-        sqlite3.Error: The same.
-    """
-    key = run_id.to_bytes(16, "big", signed=True)
-    hashes = [
-        hashlib.blake2b(user.encode(), digest_size=16, key=key, person=b"privsyn-deal").digest()
-        for user in user_ids
-    ]
-    path = directory / "partitions" / f"{run_id}.sqlite"
-    for folder in (directory, path.parent):
-        own_folder(folder)
-    for old in path.parent.glob("*.sqlite*"):
-        with suppress(FileNotFoundError):  # a journal ends with its transaction
-            if old != path and time.time() - old.stat().st_mtime > _KEPT_SECONDS:
-                old.unlink()
-    path.touch(mode=0o600)  # kept for as long as from now on
-    with closing(sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None)) as deal:
-        # One node after the other: of two that share a user the second one sees the first.
-        deal.execute("BEGIN IMMEDIATE")
-        deal.execute("CREATE TABLE IF NOT EXISTS deal (user, node, PRIMARY KEY (user, node))")
-        rows = [(user, str(node_id)) for user in hashes]
-        deal.executemany("INSERT OR IGNORE INTO deal VALUES (?, ?)", rows)
-        (most,) = deal.execute(
-            "SELECT max(nodes) FROM (SELECT count(*) AS nodes FROM deal WHERE user IN "
-            "(SELECT user FROM deal WHERE node = ?) GROUP BY user)",
-            (str(node_id),),
-        ).fetchone()
-        deal.execute("COMMIT")
-    if most is not None and most > max_nodes:
-        raise ConfigError(
-            f"the app's recipe puts a user on {most} nodes, where max-nodes-per-user = "
-            f"{max_nodes}: give every node users of its own, or set max-nodes-per-user, for more "
-            "noise."
-        )
-
 
 #: Flower draws run ids from 64 bits, so a smaller one was written down by somebody (a test, a
 #: notebook) and will be written down again: nothing of such a run may be found by its id.
@@ -330,34 +269,6 @@ class NodeUsers:
         """Whether models are trained here."""
         return self._trainer is not None
 
-    def _check_partition(
-        self, user_ids: Sequence[str], data: wire.DataRequest, context: Context
-    ) -> None:
-        """In a simulation: refuse a recipe that puts a user on more nodes than declared.
-
-        Whenever a node's users were read: another process may read others than the first one did.
-        Not in a deployment, also where several nodes are on one machine and name partitions: which
-        people two owners have in common is nothing that a server may learn.
-
-        Raises:
-            ClientError: it does, or the list that tells cannot be kept.
-        """
-        own = context.node_config
-        if not in_simulation() or "num-partitions" not in own or context.run_id < DRAWN_RUN_IDS:
-            return
-        if self._load is users_of_node and "data" not in own:
-            return  # partitioned, each on one
-        try:
-            check_partition(
-                self.cache_directory,
-                run_id=context.run_id,
-                node_id=context.node_id,
-                user_ids=user_ids,
-                max_nodes=data.max_nodes_per_user,
-            )
-        except ConfigError as error:
-            raise ClientError(wire.ClientErrorCode.USER_ON_SEVERAL_NODES, error) from None
-
     def prepared(
         self,
         request: wire.DataRequest,
@@ -419,7 +330,6 @@ class NodeUsers:
             source = self._source(request, guard)
             chunking = request.chunking
             users = chunking.asked(self._users(context, chunking))
-            self._check_partition(users.user_ids, request, context)
             samples = chunking.samples(users, tokenizer=source.tokenizer)
             records = source.read(samples, users.user_ids)
         except (DataError, ConfigError) as error:

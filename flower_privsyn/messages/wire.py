@@ -498,7 +498,6 @@ class ClientErrorCode(IntEnum):
     EMBEDDER_UNAVAILABLE = 1003
     UNKNOWN_QUERY = 1004
     NOT_ALLOWED = 1005
-    USER_ON_SEVERAL_NODES = 1006
     PROTOCOL = 1007
     ACCOUNT = 1008
     OTHER_VERSION = 1009
@@ -515,7 +514,6 @@ CLIENT_ERROR_TEXT: Mapping[ClientErrorCode, str] = {
     ClientErrorCode.EMBEDDER_UNAVAILABLE: "the node's model could not be loaded",
     ClientErrorCode.UNKNOWN_QUERY: "the client app does not answer every question of the run",
     ClientErrorCode.NOT_ALLOWED: "the node's owner does not allow this question",
-    ClientErrorCode.USER_ON_SEVERAL_NODES: "a user is on more nodes than max-nodes-per-user says",
     ClientErrorCode.PROTOCOL: "the node takes no part in this step of secure aggregation; its own "
     "log says why",
     ClientErrorCode.ACCOUNT: f"the node's own account cannot be kept; {NODE_LOG}",

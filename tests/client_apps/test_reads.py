@@ -289,8 +289,8 @@ class TestOwnQueries:
         ("queries", "words"),
         [
             ([SameName], "nearest_neighbor_histogram"),
-            ([BadName], "BadName .*'prepare'"),
-            ([Abstract], "Abstract .* clip_norm, statistic"),
+            ([BadName], 'other than "prepare", got .*BadName'),
+            ([Abstract], "define all of .*Abstract"),
             ([int], "Query"),
         ],
     )
