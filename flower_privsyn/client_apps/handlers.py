@@ -118,9 +118,9 @@ def chosen_users(ask: wire.Ask, user_ids: Sequence[str]) -> npt.NDArray[np.bool_
     fixed = isinstance(sampling, FixedSizeSampling)
     if isinstance(sampling, FixedSizeSampling) and sampling.population < len(user_ids):
         raise wire.WireError("the request's population is smaller than this node's users alone")
-    # Of a fixed number of fewer users each would be likelier to be drawn than was accounted for. The
-    # answer of more users the server would leave out, and cutting it to as many would let somebody
-    # in for everybody who leaves.
+    # Of a fixed number each of fewer users would be likelier to be drawn than was accounted for.
+    # The answer of more users the server would leave out, and cutting it to as many would let
+    # somebody in for everybody who leaves.
     if (len(user_ids) < announced) if fixed else (len(user_ids) > announced):
         raise wire.WireError(
             f"{len(user_ids)} users are on this node, and {announced} when it was asked how many: "
