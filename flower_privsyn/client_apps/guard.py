@@ -72,8 +72,7 @@ class NodeGuard:
         policy: What the owner allows; None for everything, without an account.
         node_config: The node's own configuration. `server` names the server of the SuperNode: the
             process that answers cannot see whom its SuperNode is connected to, so the owner states
-            it. `dataset` names the account. `embedding-model` and `trained-model` allow a model.
-            `label-column` names the column of classes, and with it allows questions of them.
+            it. `dataset` names the account. `label-column` names the column of classes, and with it allows questions of them.
 
     Attributes:
         server: The name of the server; "" where none is given.
@@ -83,9 +82,6 @@ class NodeGuard:
 
     def __init__(self, policy: NodePolicy | None, node_config: Mapping[str, Any]) -> None:
         self._policy = policy
-        self._own_models = {
-            kind: str(node_config.get(f"{kind}-model", "")) for kind in ("embedding", "trained")
-        }
         self._names_labels = bool(node_config.get("label-column"))
         self.server = str(node_config.get("server", ""))
         self.dataset = ""
@@ -101,9 +97,9 @@ class NodeGuard:
             The SHA-256 its files must have; "" for any.
 
         Raises:
-            NotAllowedError: Neither the policy nor the node's own configuration names it.
+            NotAllowedError: The policy does not name it.
         """
-        if self._policy is None or (name and name == self._own_models[kind]):
+        if self._policy is None:
             return ""
         models = (
             self._policy.embedding_models if kind == "embedding" else self._policy.trained_models
@@ -138,8 +134,7 @@ class NodeGuard:
 
     def trains(self, name: str) -> bool:
         """Whether the owner lets a model of that name be trained."""
-        listed = self._policy is not None and name in self._policy.trained_models
-        return listed or (bool(name) and name == self._own_models["trained"])
+        return self._policy is not None and name in self._policy.trained_models
 
     def check_files(self, kind: Literal["embedding", "trained"], name: str) -> str:
         """Refuse a model whose files are not the ones the owner allowed, before it is loaded.

@@ -9,7 +9,6 @@ import logging
 import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -30,7 +29,7 @@ from flower_privsyn.client_apps.records import (
 from flower_privsyn.data import Chunking, Users, load_configured
 from flower_privsyn.data.load import COLUMNS
 from flower_privsyn.embedding import Embedder, load_embedder, load_tokenizer
-from flower_privsyn.embedding.records import RecordStore, limit_bytes
+from flower_privsyn.embedding.records import RecordStore, StoredRecords, limit_bytes
 from flower_privsyn.errors import (
     ConfigError,
     DataError,
@@ -311,14 +310,14 @@ class NodeUsers:
         guard: NodeGuard,
         key: tuple[object, ...],
     ) -> Prepared:
-        # Names what a run asked this node for, in every process of the node: a run has one app.
-        ticket = ""
+        # Of what a run asked this node for, in every process of the node: a run has one app.
+        name = ""
         if request.reads == "embeddings" and context.run_id >= DRAWN_RUN_IDS:
             values = repr((context.run_id, key)).encode()
-            ticket = hashlib.blake2b(values, digest_size=16).hexdigest()
+            name = hashlib.blake2b(values, digest_size=16).hexdigest()
         try:
-            store = self._store if ticket else None
-            stored = None if store is None else store.recall(ticket)
+            store = self._store if name else None
+            stored = None if store is None else store.find(name)
             if stored is not None:
                 # Neither text nor model has been read.
                 return Prepared(
@@ -337,9 +336,18 @@ class NodeUsers:
             raise ClientError(wire.ClientErrorCode.DATA_UNAVAILABLE, error) from None
         except (ModelError, MissingExtraError) as error:
             raise ClientError(wire.ClientErrorCode.EMBEDDER_UNAVAILABLE, error) from None
-        if store is not None and isinstance(records, FixedRecords) and records.key:
-            with suppress(DataError):  # else every process reads the text once
-                store.remember(ticket, records.key)
+        if store is not None and isinstance(records, FixedRecords):
+            made = StoredRecords(
+                records=records.cohort.records,
+                owners=records.cohort.owners,
+                labels=records.cohort.labels,
+                user_ids=tuple(users.user_ids),
+                fingerprint=source.fingerprint,
+            )
+            try:
+                records = FixedRecords.stored(store.put(name, made))
+            except DataError as error:
+                logger.warning("%s They stay in the memory of this process.", error)
         return Prepared(
             records=records,
             user_ids=tuple(users.user_ids),

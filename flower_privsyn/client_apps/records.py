@@ -19,15 +19,11 @@ from flower_privsyn.data import Samples
 from flower_privsyn.data.chunking import token_ids
 from flower_privsyn.embedding import Embedder
 from flower_privsyn.embedding.batch_invariance import require_batch_invariance
-from flower_privsyn.embedding.machine import device_of, machine_digest
 from flower_privsyn.embedding.records import (
-    BLOCK,
     RecordStore,
     StoredRecords,
-    content_key,
     embed_texts,
 )
-from flower_privsyn.errors import DataError
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy import skipping
 from flower_privsyn.queries import Cohort
@@ -97,12 +93,10 @@ class FixedRecords:
 
     Attributes:
         cohort: all users of the node.
-        key: their name in the store, where they are mapped from; "" for this process's memory.
         example: a public record, where a record is no embedding.
     """
 
     cohort: Cohort
-    key: str = ""
     example: str | npt.NDArray[np.int64] | None = None
 
     @property
@@ -127,10 +121,10 @@ class FixedRecords:
             yield part.select(chosen[start : start + _PART_USERS])
 
     @classmethod
-    def stored(cls, stored: StoredRecords, key: str = "") -> FixedRecords:
+    def stored(cls, stored: StoredRecords) -> FixedRecords:
         """From the disk."""
         cohort = Cohort(stored.records, stored.owners, len(stored.user_ids), stored.labels)
-        return cls(cohort, key)
+        return cls(cohort)
 
 
 class EmbeddingSource:
@@ -148,47 +142,17 @@ class EmbeddingSource:
         self.dimension: int = embedder.dimension
         self.tokenizer: Any = embedder.tokenizer
 
-    def key(self, samples: Samples, user_ids: Sequence[str]) -> str:
-        """The name of the users' records in the store: of what they are made of, here."""
-        labels = [] if samples.labels is None else samples.labels.tolist()
-        made_by = [machine_digest(device_of(self.embedder)), self.dimension, labels]
-        return content_key(self.fingerprint, made_by, user_ids, samples.owners, samples.texts)
-
     def read(self, samples: Samples, user_ids: Sequence[str]) -> FixedRecords:
-        """Embed samples, each distinct text once, or find what any process has made of them before.
-
-        A sample without an embedding, or with one that is not finite, is left out. Where the store
-        cannot be written, records stay in the memory of this process.
+        """Embed samples; one without an embedding, or with one that is not finite, is left out.
 
         Raises:
             ModelError: On this machine the embedder's vectors depend on what else is embedded.
         """
-        key = self.key(samples, user_ids)
-        stored = None if self.store is None else self.store.find(key)
-        if stored is not None:
-            return FixedRecords.stored(stored, key)
-        # Of fewer texts nothing is lost with a killed process: what is made of them is kept.
-        records = self._embedded(samples.texts, self.store if len(samples) > BLOCK else None)
+        records = self.vectors(samples.texts)
         usable = np.asarray(np.isfinite(records).all(axis=1))  # (n,)
+        note_left_out(user_ids, samples.owners[~usable])
         cohort = Cohort(records, samples.owners, len(user_ids), samples.labels)
-        if not usable.all():
-            unusable = np.unique(samples.owners[~usable]).tolist()
-            skipping.note((user_ids[user] for user in unusable), records=int((~usable).sum()))
-            cohort = cohort.rows(usable)
-        if self.store is None:
-            return FixedRecords(cohort)
-        given = StoredRecords(
-            records=cohort.records,
-            owners=cohort.owners,
-            labels=cohort.labels,
-            user_ids=tuple(user_ids),
-            fingerprint=self.fingerprint,
-        )
-        try:
-            return FixedRecords.stored(self.store.put(key, given), key)
-        except DataError as error:
-            logger.warning("%s They stay in the memory of this process.", error)
-            return FixedRecords(cohort)
+        return FixedRecords(cohort if usable.all() else cohort.rows(usable))
 
     def vectors(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
         """Embed texts, each distinct one once in the life of the store; (n, dimension).
@@ -196,11 +160,14 @@ class EmbeddingSource:
         Raises:
             ModelError: On this machine the embedder's vectors depend on what else is embedded.
         """
-        return self._embedded(texts, self.store)
-
-    def _embedded(self, texts: Sequence[str], store: RecordStore | None) -> npt.NDArray[np.float32]:
         require_batch_invariance(self.embedder)
-        return embed_texts(self.embedder, texts, store)
+        return embed_texts(self.embedder, texts, self.store)
+
+
+def note_left_out(user_ids: Sequence[str], owners: npt.NDArray[np.int64]) -> None:
+    """Count records that are left out, of these users."""
+    if len(owners):
+        skipping.note((user_ids[user] for user in owners.tolist()), records=len(owners))
 
 
 @dataclass(frozen=True)
@@ -245,9 +212,7 @@ class TokenSource:
             probe=skipping.PUBLIC_EXAMPLE,
         )
         usable = np.array([ids is not None for ids in found], dtype=np.bool_)  # (n,)
-        if not usable.all():
-            owners = np.unique(samples.owners[~usable]).tolist()
-            skipping.note((user_ids[user] for user in owners), records=int((~usable).sum()))
+        note_left_out(user_ids, samples.owners[~usable])
         # A piece of a document may have more tokens than it had inside it.
         tokens = [
             np.array(ids[: self.max_tokens], dtype=np.int64) for ids in found if ids is not None

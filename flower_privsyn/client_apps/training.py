@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flower_privsyn.client_apps.handlers import create_client_app
-from flower_privsyn.client_apps.records import EmbeddingSource
+from flower_privsyn.client_apps.records import EmbeddingSource, note_left_out
 from flower_privsyn.data import Samples
 from flower_privsyn.files import located
 from flower_privsyn.messages import wire
@@ -112,12 +112,12 @@ class _Updates:
         failed = [row is None for row in found]
         tokens = [array("i", row or []) for row in found]
         owners, names = samples.owners, tuple(user_ids)
-        _note_left_out(names, owners[failed])
+        note_left_out(names, owners[failed])
         if self.embeddings is None:
             return _Tokens(self, _by_user(tokens, owners, len(names)), names)
         vectors = self.embeddings.vectors(samples.texts)
         usable = np.asarray(np.isfinite(vectors).all(axis=1))
-        _note_left_out(names, owners[~usable])
+        note_left_out(names, owners[~usable])
         kept = list(itertools.compress(tokens, usable.tolist()))
         ends = np.ones(len(samples), dtype=np.bool_) if samples.ends is None else samples.ends
         return _Tokens(
@@ -127,12 +127,6 @@ class _Updates:
             embeddings=_by_user(vectors[usable], owners[usable], len(names)),
             ends=_by_user(ends[usable], owners[usable], len(names)),
         )
-
-
-def _note_left_out(user_ids: Sequence[str], owners: npt.NDArray[np.int64]) -> None:
-    """Note samples that are left out, of these users."""
-    if len(owners):
-        skipping.note((user_ids[user] for user in owners.tolist()), records=len(owners))
 
 
 def _by_user(rows: Any, owners: npt.NDArray[np.int64], users: int) -> tuple[Any, ...]:

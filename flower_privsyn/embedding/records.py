@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,13 +36,10 @@ _DEFAULT_GIB = 32.0
 _VERSION = 1
 _ENDING = ".arrow"
 _FACTS = b"privsyn"
-# Strings copied at a time for the digest, which depends on it: another number, other names.
-_DIGESTED = 2**16
 #: Texts embedded together: what a killed process loses at most of `embed_texts`.
 BLOCK: Final = 2048
 # A file that has been in the making for so long has no writer any more.
 _LEFT_SECONDS = 3600.0
-_TICKET_SECONDS = 7 * 24 * 3600.0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -64,47 +61,36 @@ class StoredRecords:
     labels: NDArray[np.int64] | None = None
 
 
-def content_key(
-    fingerprint: str, settings: Sequence[object], user_ids: Sequence[str], owners: Any, texts: Any
-) -> str:
-    """The name of an entry: a digest of everything that the records depend on.
+def content_key(fingerprint: str, settings: Sequence[object], texts: Sequence[str]) -> str:
+    """The name of a block of texts: a digest of everything that their vectors depend on.
 
     Args:
         fingerprint: Of the embedder, tokenizer included.
-        settings: How documents are cut, as JSON-able values.
-        user_ids: Of the u users.
-        owners: int64 (n,), whose each text is.
-        texts: The n documents before they are cut.
+        settings: What else counts, as JSON-able values.
+        texts: Of the block.
 
     Returns:
         64 hex digits. They tell about the text they come from and stay on the node.
     """
-    digest = hashlib.blake2b(digest_size=32, person=b"privsyn-records")
-    head = json.dumps([_VERSION, fingerprint, list(settings), len(user_ids), len(texts)])
-    digest.update(head.encode())
-    digest.update(np.ascontiguousarray(owners, dtype="<i8").tobytes())
-    for strings in (user_ids, texts):
-        for start in range(0, len(strings), _DIGESTED):
-            part = strings[start : start + _DIGESTED]
-            encoded = [string.encode("utf-8", "surrogatepass") for string in part]
-            # Lengths first: without them ("ab", "c") and ("a", "bc") would be one content.
-            digest.update(np.fromiter(map(len, encoded), "<i8", len(encoded)).tobytes())
-            digest.update(b"".join(encoded))
+    encoded = [text.encode("utf-8", "surrogatepass") for text in texts]
+    # Lengths first: without them ("ab", "c") and ("a", "bc") would be one content.
+    head = json.dumps([_VERSION, fingerprint, list(settings), [*map(len, encoded)]])
+    digest = hashlib.blake2b(head.encode(), digest_size=32, person=b"privsyn-records")
+    digest.update(b"".join(encoded))
     return digest.hexdigest()
 
 
 class RecordStore:
-    """Prepared records under the digest of their content, in a folder of the node's cache.
+    """Prepared records by their names, in a folder of the node's cache.
 
     Any number of processes may read and write at once. An entry is one file, written under another
     name, synced, and renamed as a whole: a process that is killed while writing leaves a file that
     nobody reads and a later writer removes. What cannot be read as it was written is written anew,
     with a warning; everything here can be computed again.
 
-    Beside the entries lie *tickets*: small files, named by a digest of a run, a node and a request
-    (all public), that hold the name of an entry. With one, a second process of that run and node
-    finds the records without reading any text. A ticket that nobody has used for a week is removed
-    when another one is written.
+    An entry is a block of texts, named by a digest of them, or all records of a node, named by a
+    digest of a run, a node and a request (all public): with it a second process of that run and
+    node finds the records without reading any text.
 
     On disk an entry takes 4 d + 8 bytes a record (133,000 users with 5 samples and d = 384: 1.0
     GB) and its user ids. When all entries together exceed the limit, those unused for longest go;
@@ -128,11 +114,10 @@ class RecordStore:
         self._max_bytes = limit_bytes() if max_bytes is None else max_bytes
         cache = expanded(directory)
         self._folder = cache / "records"
-        self._tickets = self._folder / "runs"
         try:
-            for folder in (cache, self._folder, self._tickets):
+            for folder in (cache, self._folder):
                 own_folder(folder)
-            try_file(self._tickets)
+            try_file(self._folder)
         except OSError as error:
             raise self._cannot_be_written(error) from None
 
@@ -160,7 +145,7 @@ class RecordStore:
         """Write an entry, unless there is one, and map it.
 
         Args:
-            key: From `content_key`.
+            key: Its name.
             records: In memory.
 
         Raises:
@@ -177,31 +162,6 @@ class RecordStore:
         except OSError as error:
             raise self._cannot_be_written(error) from None
 
-    # ---- tickets
-
-    def remember(self, ticket: str, key: str) -> None:
-        """Note which entry belongs to a run, a node and a request.
-
-        Raises:
-            DataError: If the note cannot be written.
-        """
-        try:
-            with replacing(self._tickets / ticket) as temporary:
-                temporary.write_text(key, encoding="ascii")
-        except OSError as error:
-            raise self._cannot_be_written(error) from None
-
-    def recall(self, ticket: str) -> StoredRecords | None:
-        """The entry of a run, a node and a request, or None."""
-        path = self._tickets / ticket
-        try:
-            key = path.read_text(encoding="ascii")
-        except (OSError, UnicodeDecodeError):
-            return None
-        with contextlib.suppress(OSError):
-            os.utime(path)
-        return self.find(key)
-
     # ---- keeping house
 
     def _path(self, key: str) -> Path:
@@ -212,15 +172,11 @@ class RecordStore:
         return DataError(f"The record store {self._folder} cannot be written ({reason}).")
 
     def _sweep(self) -> None:
-        """Remove what killed processes left, and tickets of runs that are long over."""
-        for folder, pattern, seconds in (
-            (self._folder, f".*{_ENDING}.*", _LEFT_SECONDS),
-            (self._tickets, "*", _TICKET_SECONDS),
-        ):
-            for path in folder.glob(pattern):
-                with contextlib.suppress(OSError):
-                    if time.time() - path.stat().st_mtime > seconds:
-                        path.unlink()
+        """Remove what killed processes left."""
+        for path in self._folder.glob(f".*{_ENDING}.*"):
+            with contextlib.suppress(OSError):
+                if time.time() - path.stat().st_mtime > _LEFT_SECONDS:
+                    path.unlink()
 
     def _shrink(self, *, keep: str) -> None:
         """Remove entries, those unused for longest first, until the rest is within the limit."""
@@ -277,7 +233,7 @@ def embed_texts(
     here = machine_digest(device_of(embedder))
     for start in range(0, len(distinct), BLOCK):
         block = distinct[start : start + BLOCK]
-        key = content_key(embedder.fingerprint, [here, embedder.dimension], (), (), block)
+        key = content_key(embedder.fingerprint, [here, embedder.dimension], block)
         stored = None if store is None else store.find(key)
         vectors = (
             skipping.retry_by_halves(block, embedded) if stored is None else list(stored.records)
