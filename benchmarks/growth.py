@@ -79,7 +79,7 @@ def population(path: Path, users: int) -> None:
 
 def measured(method: str, users: int, nodes: int, candidates: int, rounds: int) -> dict[str, float]:
     """One run: CPU seconds of a round and of all rounds, and gigabytes at the peak."""
-    from flower_privsyn.client_apps import create_client_app
+    from flower_privsyn.client_apps.handlers import create_client_app
     from flower_privsyn.data import load_users
     from flower_privsyn.queries import MeanSimilarity, NearestNeighborHistogram, Query
     from flower_privsyn.strategies import (

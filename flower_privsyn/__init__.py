@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from flower_privsyn.client_apps import add_handlers, create_client_app
+    from flower_privsyn.client_apps.handlers import add_handlers, create_client_app
     from flower_privsyn.data import Users, load_users
     from flower_privsyn.errors import PrivsynError
     from flower_privsyn.notebook import fit
@@ -47,8 +47,8 @@ _HOMES = {
     "Query": "queries",
     "PrivsynError": "errors",
     "Users": "data",
-    "add_handlers": "client_apps",
-    "create_client_app": "client_apps",
+    "add_handlers": "client_apps.handlers",
+    "create_client_app": "client_apps.handlers",
     "fit": "notebook",
     "load_users": "data",
     "open_run": "report.summary",

@@ -10,7 +10,7 @@ from typing import Any
 
 from flwr.app import Context
 
-from flower_privsyn.client_apps import create_client_app
+from flower_privsyn.client_apps.handlers import create_client_app
 from flower_privsyn.client_apps.training import LocalTraining
 from flower_privsyn.data import Chunking, Users, load_users
 from flower_privsyn.dry_run.people import BUNDLED, check_public_text, people_of

@@ -27,7 +27,7 @@ from types import FrameType
 from typing import Any
 
 import flower_privsyn
-from flower_privsyn.client_apps import create_client_app
+from flower_privsyn.client_apps.handlers import create_client_app
 from flower_privsyn.client_apps.training import LocalTraining
 from flower_privsyn.host.grid import InProcessGrid, flower_identity, partitions
 from flower_privsyn.testing import hash_embedder

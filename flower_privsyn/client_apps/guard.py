@@ -72,7 +72,8 @@ class NodeGuard:
         policy: What the owner allows; None for everything, without an account.
         node_config: The node's own configuration. `server` names the server of the SuperNode: the
             process that answers cannot see whom its SuperNode is connected to, so the owner states
-            it. `dataset` names the account. `label-column` names the column of classes, and with it allows questions of them.
+            it. `dataset` names the account. `label-column` names the column of classes, and with it
+            allows questions of them.
 
     Attributes:
         server: The name of the server; "" where none is given.

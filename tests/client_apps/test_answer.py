@@ -15,8 +15,7 @@ import pytest
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from flower_privsyn.client_apps import create_client_app
-from flower_privsyn.client_apps.handlers import add_answer, chosen_users
+from flower_privsyn.client_apps.handlers import add_answer, chosen_users, create_client_app
 from flower_privsyn.data import Users
 from flower_privsyn.embedding.batch_invariance import probe_texts
 from flower_privsyn.messages import wire

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from flwr.app import Context
 
-from flower_privsyn.client_apps import create_client_app
+from flower_privsyn.client_apps.handlers import create_client_app
 from flower_privsyn.data import Users
 from flower_privsyn.embedding import batch_invariance
 from flower_privsyn.errors import FederationError, ModelError

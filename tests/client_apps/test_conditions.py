@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from flwr.clientapp import ClientApp
 
-from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.client_apps.guard import NodeGuard, find_policy, model_digest, simulated
+from flower_privsyn.client_apps.handlers import create_client_app
 from flower_privsyn.client_apps.training import LocalTraining
 from flower_privsyn.data import Chunking, Users
 from flower_privsyn.errors import NotAllowedError

@@ -11,7 +11,8 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import LocalDpMod, arrays_size_mod, fixedclipping_mod, message_size_mod
 
-from flower_privsyn.client_apps import add_handlers, create_client_app, users_of_node
+from flower_privsyn.client_apps.handlers import add_handlers, create_client_app
+from flower_privsyn.client_apps.node_users import users_of_node
 from flower_privsyn.data import Users
 from flower_privsyn.errors import DataError, ModelError
 from flower_privsyn.messages import wire

@@ -15,7 +15,8 @@ import pytest
 from flwr.app import Message
 from flwr.clientapp import ClientApp
 
-from flower_privsyn.client_apps import create_client_app, known
+from flower_privsyn.client_apps import known
+from flower_privsyn.client_apps.handlers import create_client_app
 from flower_privsyn.client_apps.policy import NodePolicy
 from flower_privsyn.data import Users
 from flower_privsyn.errors import ConfigError
@@ -131,7 +132,7 @@ class TestText:
         script = f"""
 import sys
 from pathlib import Path
-from flower_privsyn.client_apps import create_client_app
+from flower_privsyn.client_apps.handlers import create_client_app
 from flower_privsyn.testing import flower_identity
 from tests.support.text_lengths import TextLengths, ask_node, load
 with flower_identity():

@@ -13,7 +13,8 @@ import pytest
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from flower_privsyn.client_apps import create_client_app, records
+from flower_privsyn.client_apps import records
+from flower_privsyn.client_apps.handlers import create_client_app
 from flower_privsyn.data import Users
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy import FullParticipation, PoissonSampling, Sampling

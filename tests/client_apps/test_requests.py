@@ -15,9 +15,10 @@ import pytest
 from flwr.app import Array, Context, Message, RecordDict
 from numpy.lib.format import write_array_header_1_0
 
-from flower_privsyn.client_apps import create_client_app, users_of_node
 from flower_privsyn.client_apps.account import NodeLedger
 from flower_privsyn.client_apps.guard import model_digest, simulated
+from flower_privsyn.client_apps.handlers import create_client_app
+from flower_privsyn.client_apps.node_users import users_of_node
 from flower_privsyn.client_apps.policy import NodePolicy
 from flower_privsyn.errors import DataError
 from flower_privsyn.messages import wire

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from flwr.app import Message
 
-from flower_privsyn.client_apps import create_client_app, handlers
+from flower_privsyn.client_apps import handlers
 from flower_privsyn.client_apps.account import NodeLedger
+from flower_privsyn.client_apps.handlers import create_client_app
 from flower_privsyn.client_apps.policy import NodePolicy
 from flower_privsyn.errors import FederationError
 from flower_privsyn.messages import wire

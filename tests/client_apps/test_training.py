@@ -13,7 +13,7 @@ import torch
 from flwr.app import Message
 from flwr.clientapp import ClientApp
 
-from flower_privsyn.client_apps import create_client_app
+from flower_privsyn.client_apps.handlers import create_client_app
 from flower_privsyn.client_apps.training import LocalTraining
 from flower_privsyn.data import Users
 from flower_privsyn.messages import wire

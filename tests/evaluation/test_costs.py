@@ -13,7 +13,7 @@ import pytest
 from flwr.app import Context, Message
 from flwr.common.serde import recorddict_to_proto
 
-from flower_privsyn.client_apps import create_client_app
+from flower_privsyn.client_apps.handlers import create_client_app
 from flower_privsyn.comparison.measures import spent
 from flower_privsyn.data import Users
 from flower_privsyn.dry_run.check import traffic_of_rounds

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from flower_privsyn.client_apps import create_client_app
+from flower_privsyn.client_apps.handlers import create_client_app
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.queries import Broadcast, Cohort, Query
 from flower_privsyn.strategies import Question, RecordSource, RunContext, State

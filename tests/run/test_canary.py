@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flower_privsyn.client_apps import create_client_app
+from flower_privsyn.client_apps.handlers import create_client_app
 from flower_privsyn.client_apps.training import LocalTraining
 from flower_privsyn.data import Users
 from flower_privsyn.report import write_run_page

@@ -15,7 +15,7 @@ import pytest
 from flwr.app import Context, Message
 from scipy import stats
 
-from flower_privsyn.client_apps import create_client_app
+from flower_privsyn.client_apps.handlers import create_client_app
 from flower_privsyn.data import Users
 from flower_privsyn.errors import ConfigError, FederationError
 from flower_privsyn.messages import wire

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from flwr.app import Context, Error, Message
 
-from flower_privsyn.client_apps import create_client_app
+from flower_privsyn.client_apps.handlers import create_client_app
 from flower_privsyn.data import Users
 from flower_privsyn.errors import FederationError, LedgerError
 from flower_privsyn.messages import wire

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from flwr.app import Context, Error, Message
 
-from flower_privsyn.client_apps import create_client_app
+from flower_privsyn.client_apps.handlers import create_client_app
 from flower_privsyn.data import Users
 from flower_privsyn.errors import ConfigError, FederationError
 from flower_privsyn.messages import secure as secure_wire

@@ -21,8 +21,8 @@ from flwr.app import (
     RecordDict,
 )
 
-from flower_privsyn.client_apps import create_client_app
 from flower_privsyn.client_apps.account import NodeLedger
+from flower_privsyn.client_apps.handlers import create_client_app
 from flower_privsyn.data import Users
 from flower_privsyn.errors import FederationError
 from flower_privsyn.messages import wire

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from flower_privsyn.client_apps import create_client_app
+from flower_privsyn.client_apps.handlers import create_client_app
 from flower_privsyn.client_apps.training import LocalTraining
 from flower_privsyn.data import Users
 from flower_privsyn.errors import ConfigError

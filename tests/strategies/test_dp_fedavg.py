@@ -13,7 +13,7 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, MetricRecord
 
-from flower_privsyn.client_apps import create_client_app
+from flower_privsyn.client_apps.handlers import create_client_app
 from flower_privsyn.data import Users
 from flower_privsyn.errors import ConfigError, FederationError
 from flower_privsyn.messages import wire

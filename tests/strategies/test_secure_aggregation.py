@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flower_privsyn.client_apps import create_client_app
+from flower_privsyn.client_apps.handlers import create_client_app
 from flower_privsyn.client_apps.training import LocalTraining
 from flower_privsyn.messages import wire
 from flower_privsyn.strategies.joint_sketch import AskedOnce

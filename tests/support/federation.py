@@ -10,7 +10,7 @@ from typing import Any
 
 from flwr.app import Context, Message
 
-from flower_privsyn.client_apps import create_client_app
+from flower_privsyn.client_apps.handlers import create_client_app
 from flower_privsyn.client_apps.training import LocalTraining
 from flower_privsyn.data import Users
 from flower_privsyn.messages import wire

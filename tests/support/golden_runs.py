@@ -33,7 +33,7 @@ import numpy as np
 import pytest
 from flwr.app import Context, Message
 
-from flower_privsyn.client_apps import create_client_app
+from flower_privsyn.client_apps.handlers import create_client_app
 from flower_privsyn.client_apps.training import LocalTraining
 from flower_privsyn.data import Users
 from flower_privsyn.embedding.machine import processor

@@ -38,7 +38,7 @@ def _labels(samples: Samples) -> list[int]:
 @pytest.fixture(scope="session")
 def labelled_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the `run`, its labelled `users.jsonl`, and the `public.jsonl` it began from."""
-    from flower_privsyn.client_apps import create_client_app
+    from flower_privsyn.client_apps.handlers import create_client_app
     from flower_privsyn.strategies import AugPE, AugPEConfig
     from flower_privsyn.testing import LoopbackGrid, ShuffleWords, flower_identity, hash_embedder
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from flwr.app import Context
 
 from flower_privsyn import Users, create_client_app
-from flower_privsyn.client_apps import users_of_node
+from flower_privsyn.client_apps.node_users import users_of_node
 
 SAMPLE = Path(__file__).parent / "sample" / "users.jsonl"
 
