@@ -452,7 +452,7 @@ THREATS: dict[str, tuple[Mutation, ...]] = {
         Mutation(
             name="a machine that breaks batch invariance is not asked",
             guards="a machine that breaks this ends the run",
-            where="client_apps/records.py::EmbeddingSource._embedded",
+            where="client_apps/records.py::EmbeddingSource.vectors",
             before="    require_batch_invariance(self.embedder)\n",
             after="",
             tests=("tests/client_apps/test_batch_invariance.py",),

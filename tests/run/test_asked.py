@@ -90,7 +90,7 @@ class TestWhatNoNodeAnswers:
         for resume in (False, True):
             grid = self.nodes()
             strategy = self.strategy(config, Chosen(), later=Chosen(limit=None), resume=resume)
-            with pytest.raises(ConfigError, match="limit of the query chosen is None"):
+            with pytest.raises(ConfigError, match="query chosen is .*limit"):
                 strategy.start(grid)
         assert self.events(tmp_path) == ["opened", "started", "release"]
 
