@@ -139,11 +139,8 @@ class BiasedForCausalLM(PreTrainedModel, GenerationMixin):
         flat = biased_logits(output.logits.flatten(0, -2), read.flatten(), bias)
         output.logits = flat.view(output.logits.shape)
         if labels is not None:
-            output["loss"] = nn.functional.cross_entropy(
-                output.logits[:, :-1].flatten(0, 1).float(),
-                labels[:, 1:].flatten(),
-                ignore_index=-100,
-            )
+            vocabulary = output.logits.shape[-1]
+            output["loss"] = self.loss_function(output.logits, labels, vocab_size=vocabulary)
         return output
 
 

@@ -14,7 +14,7 @@ References:
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -136,24 +136,18 @@ class LSTMModel(LSTMPreTrainedModel):
             steps = torch.arange(length, device=input_ids.device)
             first = attention_mask.long().argmax(1, keepdim=True)  # (rows, 1)
             input_ids = input_ids.gather(1, (steps + first) % length)
-        hidden = self.projection(self._recurrent(self.embed_tokens(input_ids)))
+        states = self.embed_tokens(input_ids)
+        if states.device.type == "cuda":
+            states = states.to(self.projection.weight.dtype)
+        # Under autocast cuDNN's layers compute in float16, whatever precision is asked for, and
+        # gradients of a mean over many tokens are too small for it.
+        with torch.autocast("cuda", enabled=False):
+            hidden, _ = self.lstm(states)
+        hidden = self.projection(hidden)
         if first is not None:
             back = (steps - first) % length
             hidden = hidden.gather(1, back[..., None].expand_as(hidden))
         return BaseModelOutput(last_hidden_state=hidden)
-
-    def _recurrent(self, states: torch.Tensor) -> torch.Tensor:
-        """The LSTM layers, in the precision of their weights on a GPU.
-
-        Under autocast cuDNN's layers compute in float16, whatever precision is asked for, and
-        gradients of a mean over many tokens are too small for it.
-        """
-        if states.device.type != "cuda":
-            hidden, _ = self.lstm(states)
-            return cast(torch.Tensor, hidden)
-        with torch.autocast("cuda", enabled=False):
-            hidden, _ = self.lstm(states.to(next(self.lstm.parameters()).dtype))
-        return cast(torch.Tensor, hidden)
 
 
 class LSTMForCausalLM(LSTMPreTrainedModel, GenerationMixin):
@@ -193,9 +187,7 @@ class LSTMForCausalLM(LSTMPreTrainedModel, GenerationMixin):
         logits = self.lm_head(hidden)
         loss = None
         if labels is not None:
-            loss = nn.functional.cross_entropy(
-                logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten(), ignore_index=-100
-            )
+            loss = self.loss_function(logits, labels, vocab_size=logits.shape[-1])
         return CausalLMOutput(loss=loss, logits=logits)
 
 
