@@ -97,7 +97,7 @@ def fit(
         )
     source = os.fspath(users) if isinstance(users, str | os.PathLike) else ""
     values = strategy.config.to_dict()
-    everybody.check_documents(dated=bool(values["min-date"]), classes=strategy.config.class_names)
+    everybody.check_documents()
     people_of([everybody], chunking=Chunking.of(values))
     check_public_text(str(values.get("public-text", BUNDLED)), data=source)
 

@@ -184,8 +184,9 @@ def _bytes(text: str) -> bytes:
 
 def _read(source: str, *, min_date: str, columns: Mapping[str, str]) -> Users:
     found = load_configured({"data": source}, columns, strict=True, labels=True)
-    found.check_documents(dated=bool(min_date))
-    return found.since(min_date) if min_date else found
+    if min_date and not (found := found.since(min_date)).texts:
+        raise DataError(f"{source}: no text has a date from min-date = {min_date} on")
+    return found
 
 
 def _parted(users: Users, count: int) -> tuple[Users, Users]:

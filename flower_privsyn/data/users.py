@@ -246,19 +246,14 @@ class Users:
             skipping.note(self.owners_of(~keep), records=int((~keep).sum()))
         return self.only(keep)
 
-    def check_documents(self, *, dated: bool = False, classes: Sequence[str] = ()) -> None:
-        """Tell an owner who looks that nobody here has a document, or only numbers, or no dates.
+    def check_documents(self) -> None:
+        """Tell an owner who looks that nobody here has a document, or only numbers.
 
         For the person who holds all this text, before anything is asked. Never part of an answer:
         whether it raises depends on single documents.
 
-        Args:
-            dated: Whether ``min-date`` will ask for dates.
-            classes: Which a run will ask for; none where it asks for none.
-
         Raises:
-            DataError: There is no document, or each is a number, or, with `dated`, none has a date,
-                or, with `classes`, none is of any of them.
+            DataError: There is no document, or each is a number.
         """
         if not self.texts:
             raise DataError(
@@ -269,14 +264,6 @@ class Users:
             raise DataError(
                 "every text is a number: text-column must name the column with what people wrote."
             )
-        if dated and self.dates is None:
-            raise DataError(_UNDATED)
-        if dated and all(day is None for day in self.dates or ()):
-            raise DataError(
-                "min-date needs a date per document, but none of these documents has one."
-            )
-        if classes:
-            check_labels([self], classes)
 
     def split_held_out(self, *, fraction: float, seed: int) -> tuple[Users, Users]:
         """Set users aside for evaluation by a coin that depends on the seed and the user id only.

@@ -416,8 +416,6 @@ def run_samples(config: Mapping[str, Any], users: Users, *, tokenizer: Any) -> S
         DataError: documents have no dates, or no labels, where the run asks for them.
     """
     chunking = Chunking.of(config)
-    if chunking.min_date:
-        users.check_documents(dated=True)
     return chunking.samples(chunking.documents(users), tokenizer=tokenizer)
 
 

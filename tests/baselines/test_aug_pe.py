@@ -12,6 +12,7 @@ import pytest
 
 from flower_privsyn.comparison.people import sealed
 from flower_privsyn.data import load_users
+from flower_privsyn.data.users import check_labels
 from flower_privsyn.host.app import load_app, resolve_config
 from flower_privsyn.privacy import FullParticipation, Release, release_epsilon
 from flower_privsyn.strategies import AugPEConfig, configuration_of
@@ -77,6 +78,6 @@ def test_the_sample_has_every_class_and_nobody_sealed(name: str) -> None:
     assert set(counts) == set(settings(name).class_names)
     assert set(counts.values()) == {300}
     assert not sealed(users.user_ids).any()
-    users.check_documents(classes=settings(name).class_names)
+    check_labels([users], settings(name).class_names)
     rows = [json.loads(line) for line in SAMPLE.read_text().splitlines()[:3]]
     assert all(set(row) == {"client_id", "date", "text", "label"} for row in rows)

@@ -83,17 +83,17 @@ class TestCut:
 
     def test_a_run_is_stopped_where_no_document_is_of_a_class_and_by_no_single_one(self) -> None:
         users = everyone()
-        users.check_documents(classes=("bad", "good"))
+        check_labels([users], ("bad", "good"))
         says = r"this run, which has 'Bad', 'Good': they are labelled 'good', 'bad', 'other'\. "
         with pytest.raises(DataError, match=f"no document is of any class of {says}"):
-            users.check_documents(classes=("Bad", "Good"))
+            check_labels([users], ("Bad", "Good"))
         parts = [users.partition(partition_id=n, num_partitions=2) for n in range(2)]
         check_labels(parts, ("other",))  # a node may have none
         with pytest.raises(DataError, match="no document is of any class"):
             check_labels(parts, ("Bad",))
         none = replace(users, labels=[None] * 4)
         with pytest.raises(DataError, match="they have no labels"):
-            none.check_documents(classes=("bad",))
+            check_labels([none], ("bad",))
 
     def test_every_sample_has_the_class_of_its_document(self) -> None:
         samples = self.CUT.samples(self.CUT.asked(everyone()), tokenizer=self.tokenizer())
