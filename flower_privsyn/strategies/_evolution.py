@@ -126,8 +126,9 @@ class Evolution(Method):
         self.config = config
         self._query = config.histogram()
         self._embedder = embedder
-        self._given_variation = self._variation = variation
-        self.given_writer = self._generator = generator
+        self._given_variation, self.given_writer = variation, generator
+        self._variation: Variation | None = None
+        self._generator: TextGenerator | None = None
         self._seeds: list[str] = []
 
     @property
@@ -135,27 +136,24 @@ class Evolution(Method):
         """Nearest-neighbour votes."""
         return (self._query,)
 
-    @property
-    def asked_generator(self) -> str:
-        """The setting `generator`, where the run has it write something; "" elsewhere, as here."""
-        return ""
-
     # ------------------------------------------------------------------ before the first round
 
     def setup(self, place: RunContext) -> tuple[RecordSource, ...]:
         """Load the models and the public text."""
         config, self.place = self.config, place
-        # Nothing of an earlier start: llama.cpp, or a key, may be no more.
-        self._generator = self.given_writer
+        self._generator = None  # that of an earlier start: its server, or a key, may be no more
         self._embedder = embedder_of(config, self._embedder)
         self._seeds = self._read_seeds()
-        if self.asked_generator and self._generator is None:
-            self._generator = config.load_generator()
         self._variation = self._given_variation or self._load_variation()
-        if self.asked_generator:
-            with self.progress.stage("Try the generator", total=None):
-                self._rehearse()
+        with self.progress.stage("Try the generator", total=None):
+            self._rehearse()
         return (embeddings_by(self._embedder),)
+
+    def _writer(self) -> TextGenerator:
+        """The generator, loaded where it is first asked for."""
+        if self._generator is None:
+            self._generator = self.given_writer or self.config.load_generator()
+        return self._generator
 
     def _load_variation(self) -> Variation:
         """What varies texts as the settings have it."""
@@ -163,7 +161,7 @@ class Evolution(Method):
 
         config = self.config
         if config.asks_for_variations:
-            return config.asked(need(self._generator), config.variation, "variation")
+            return config.asked(self._writer(), config.variation, "variation")
         return MaskFill(
             located(config.variation_model),
             temperature=config.temperature,

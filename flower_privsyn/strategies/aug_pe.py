@@ -30,7 +30,7 @@ from flower_privsyn.checks import NonNegativeFloat, PositiveInt
 from flower_privsyn.data.chunking import class_names
 from flower_privsyn.errors import ConfigError, GenerationError
 from flower_privsyn.queries import LabelledHistogram, NearestNeighborHistogram
-from flower_privsyn.run.question import Question, ReleasedSum, State, need
+from flower_privsyn.run.question import Question, ReleasedSum, State
 from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies._evolution import Evolution, EvolutionConfig
 from flower_privsyn.strategies._population import (
@@ -117,11 +117,6 @@ class EvolutionByClass(Evolution):
 
     config: AugPEConfig
 
-    @property
-    def asked_generator(self) -> str:
-        """The generator, where it writes the first texts and varies them."""
-        return self.config.generator if self.config.asks_for_variations else ""
-
     # ------------------------------------------------------------------ before the first round
 
     def _read_seeds(self) -> list[str]:
@@ -135,11 +130,12 @@ class EvolutionByClass(Evolution):
 
     def _rehearse(self) -> None:
         super()._rehearse()
-        self._beginning().rehearse(self.config.class_names or None)
+        if self.config.asks_for_variations:
+            self._beginning().rehearse(self.config.class_names or None)
 
     def _beginning(self) -> ByInstruction:
         """The generator, asked for first texts."""
-        return self.config.asked(need(self._generator), "write", "beginning")
+        return self.config.asked(self._writer(), "write", "beginning")
 
     # ------------------------------------------------------------------ populations
 
@@ -204,7 +200,7 @@ class EvolutionByClass(Evolution):
                 if not own:
                     called = f' of the class "{label}"' if label else ""
                     raise GenerationError(
-                        f"the generator {need(self._generator).name} wrote no first text{called}"
+                        f"the generator {self._writer().name} wrote no first text{called}"
                     )
                 texts[place] = own[place % len(own)]
         return texts

@@ -30,7 +30,7 @@ from typing import Any, final
 import numpy as np
 
 from flower_privsyn.checks import NonNegativeFloat, NonNegativeInt
-from flower_privsyn.run.question import ReleasedSum, State, need
+from flower_privsyn.run.question import ReleasedSum, State
 from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies._evolution import Evolution, EvolutionConfig
 from flower_privsyn.strategies._population import (
@@ -69,17 +69,10 @@ class EvolutionByVotes(Evolution):
 
     config: PrivateEvolutionConfig
 
-    @property
-    def asked_generator(self) -> str:
-        """The generator, where it varies texts or expands them."""
-        config = self.config
-        varies = config.asks_for_variations and self._given_variation is None
-        return config.generator if varies or config.synthetic_samples else ""
-
     def _rehearse(self) -> None:
         super()._rehearse()
         if self.config.synthetic_samples:
-            self.config.expansion(need(self._generator)).rehearse(self._seeds)
+            self.config.expansion(self._writer()).rehearse(self._seeds)
 
     def _first(self) -> Population:
         """Algorithm 1, line 2: random public samples, drawn without replacement."""
@@ -126,7 +119,7 @@ class EvolutionByVotes(Evolution):
         if config.synthetic_samples == 0:
             return {**figures, "synthetic_texts": self.run.write_synthetic(survivor_records(seeds))}
         return figures | write_corpus(
-            config.expansion(need(self._generator)),
+            config.expansion(self._writer()),
             seeds.texts,
             ids=seeds.ids,
             num_samples=config.synthetic_samples,
