@@ -145,7 +145,7 @@ def compare(
 
 def _follow(comparison: Comparison) -> int:
     """Run what is left of a comparison, and show what it found."""
-    from flower_privsyn.cli.terminal import follower
+    from flower_privsyn.cli.terminal import Follower
 
     plan = comparison.plan
     sys.stderr.write(
@@ -154,7 +154,7 @@ def _follow(comparison: Comparison) -> int:
         f"{comparison.folder}\n"
     )
     try:
-        found = comparison.run(follower=follower, say=lambda line: print(line, file=sys.stderr))
+        found = comparison.run(follower=Follower, say=lambda line: print(line, file=sys.stderr))
     except (StoppedError, KeyboardInterrupt) as error:
         sys.stderr.write("Continue with the same command; what is finished is kept.\n")
         return complain(str(error) or "interrupted", INTERRUPTED)

@@ -50,7 +50,7 @@ def evaluate(
     a classifier. The figures are computed from private text without noise: they are for
     choosing between methods in research and must not be published beside a private result.
     """
-    from flower_privsyn.cli.terminal import follower
+    from flower_privsyn.cli.terminal import Follower
     from flower_privsyn.data.load import COLUMNS
     from flower_privsyn.evaluation.run import evaluate_run
     from flower_privsyn.progress import Progress
@@ -64,17 +64,16 @@ def evaluate(
     folder = run.path.with_name(f"{run.path.name}.evaluation")
     folder = folder if output is None else expanded(output).absolute()
     training = CausalTraining(max_steps=steps or 0, train_on_eos=False)
-    with follower() as follow:
-        record = evaluate_run(
-            run,
-            others,
-            private=taking_part,
-            downstream=downstream,
-            training=training,
-            work=folder,
-            seed=seed,
-            progress=Progress(follow),
-        )
+    record = evaluate_run(
+        run,
+        others,
+        private=taking_part,
+        downstream=downstream,
+        training=training,
+        work=folder,
+        seed=seed,
+        progress=Progress(Follower()),
+    )
     record.write(folder / "evaluation.json")
     page = str(folder / "report.html")
     try:

@@ -62,7 +62,7 @@ def expand(
 
 def _more(run_dir: str, samples: int | None, changed: list[str], seed: int) -> int:
     from flower_privsyn.checks import check_whole
-    from flower_privsyn.cli.terminal import follower
+    from flower_privsyn.cli.terminal import Follower
     from flower_privsyn.models import provenance
     from flower_privsyn.progress import Progress
     from flower_privsyn.run import RunDirectory
@@ -76,11 +76,9 @@ def _more(run_dir: str, samples: int | None, changed: list[str], seed: int) -> i
     settings = MoreText.of(run, {key.replace("-", "_"): value for key, value in said.items()})
     if "generator" in said:  # the run's own has the stamp of the run
         provenance.refuse({"generator": said["generator"]})
+    progress = Progress(Follower())
     try:
-        with follower() as follow:
-            written = write_more(
-                run, settings, num_samples=wanted, seed=seed, progress=Progress(follow)
-            )
+        written = write_more(run, settings, num_samples=wanted, seed=seed, progress=progress)
     except KeyboardInterrupt:
         sys.stderr.write("What was written is kept; the same command goes on with it.\n")
         raise

@@ -113,7 +113,7 @@ def _facts(facts: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
 
 def _rank(run_dir: str, sets: list[str], *, as_json: bool) -> int:
     """Rank sets of text by what a run released, as many samples of each as the run would."""
-    from flower_privsyn.cli.terminal import follower
+    from flower_privsyn.cli.terminal import Follower
     from flower_privsyn.errors import ConfigError
     from flower_privsyn.evaluation.run import run_embedder
     from flower_privsyn.progress import Progress
@@ -128,17 +128,16 @@ def _rank(run_dir: str, sets: list[str], *, as_json: bool) -> int:
             "fred, or it has not released them yet"
         )
     sketch = MomentSketch.load(run.path)
-    with follower() as follow:
-        embedder = run_embedder(run)
-        texts = read_sets(
-            candidate_names(sets),
-            tokenizer=embedder.tokenizer,
-            max_tokens=int(run.config["max-tokens"]),
-            most=int(run.config.get("candidate-texts", 2000)),
-            seed=0,
-        )
-        progress = Progress(follow)
-        found = rank_sets(sketch, texts, embedder=embedder, progress=progress, seed=0)
+    embedder = run_embedder(run)
+    texts = read_sets(
+        candidate_names(sets),
+        tokenizer=embedder.tokenizer,
+        max_tokens=int(run.config["max-tokens"]),
+        most=int(run.config.get("candidate-texts", 2000)),
+        seed=0,
+    )
+    progress = Progress(Follower())
+    found = rank_sets(sketch, texts, embedder=embedder, progress=progress, seed=0)
     ranking = [asdict(one) for one in found]
     if as_json:
         return show_json({"ranking": ranking, **sketch.figures()})

@@ -102,12 +102,11 @@ def resume(
 @contextlib.contextmanager
 def _following(path: Path) -> Iterator[Any]:
     """Show progress; say how to go on when interrupted."""
-    from flower_privsyn.cli.terminal import follower
+    from flower_privsyn.cli.terminal import Follower
     from flower_privsyn.run import RunDirectory
 
     try:
-        with follower() as follow:
-            yield follow
+        yield Follower()
     except KeyboardInterrupt:
         if (path / "config.json").is_file() and RunDirectory(path).status != "finished":
             sys.stderr.write(

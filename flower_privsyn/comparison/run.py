@@ -12,7 +12,6 @@ Everything here but the run directories is computed from private text without no
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
@@ -59,8 +58,8 @@ from flower_privsyn.run.directory import TRAINED_MODEL, OwnerFolder
 from flower_privsyn.run.run_format import STOPPED
 from flower_privsyn.training.storage import weight_files
 
-Shown = Callable[[], contextlib.AbstractContextManager[Follower]]
-"""Opens a display of stages, as `flower_privsyn.cli.terminal.follower` does."""
+Shown = Callable[[], Follower]
+"""Makes a display of stages, as `flower_privsyn.cli.terminal.Follower`."""
 
 
 #: Figures of a cell that the table has, by the part of its record.
@@ -255,13 +254,11 @@ class Comparison:
         values, folder = self.plan.values(cell, data), self._cell_folder(cell)
         run = None
         if cell.method.asks_users:
-            with follower() as follow:
-                run = self._run(folder, values, follow)
-        with follower() as follow:
-            job = Job(cell=cell, values=values, folder=folder, progress=Progress(follow))
-            if run is None:
-                return REFERENCES[cell.method.name](job, self._measures)
-            return self._released(job, run)
+            run = self._run(folder, values, follower())
+        job = Job(cell=cell, values=values, folder=folder, progress=Progress(follower()))
+        if run is None:
+            return REFERENCES[cell.method.name](job, self._measures)
+        return self._released(job, run)
 
     def _run(self, folder: Path, values: Mapping[str, Any], follow: Follower) -> RunDirectory:
         """The finished run of a cell: a new one, a continued one, or the one there is."""

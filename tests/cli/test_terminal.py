@@ -1,15 +1,14 @@
-"""A run's stages reach people: lines in a file, bars in a terminal."""
+"""A run's stages reach people."""
 
 from __future__ import annotations
 
 import re
-import sys
 from typing import Any
 
 import pytest
 
 from flower_privsyn import files
-from flower_privsyn.cli.terminal import Follower, follower
+from flower_privsyn.cli.terminal import Follower
 
 
 def _stage(name: str, done: int, total: int | None, finished: bool = False) -> dict[str, Any]:
@@ -40,17 +39,3 @@ def test_lines_say_what_ends_and_what_begins_without_a_number(
         "start done in N s",
         "vary done (100) in N s",
     ]
-
-
-def test_bars_print_what_has_ended(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    monkeypatch.setenv("TERM", "xterm")
-    with follower() as bars:
-        bars([_stage("[vary]", 3, 10)])
-        bars([_stage("[vary]", 10, 10, finished=True), _stage("expand", 1, None)])
-        bars([_stage("[vary]", 10, 10, finished=True), _stage("expand", 1, None, finished=True)])
-    shown = capsys.readouterr().err
-    assert "[vary] done (10) in 1.0 s" in shown
-    assert "expand done (1) in 1.0 s" in shown

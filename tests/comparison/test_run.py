@@ -31,7 +31,7 @@ from flower_privsyn.testing import LoopbackGrid, flower_identity
 
 QUALITY = {"next_token_accuracy": 0.2, "bits_per_byte": 1.9}
 QUIET: dict[str, Any] = {
-    "follower": lambda: contextlib.nullcontext(print),
+    "follower": lambda: print,
     "say": lambda line: None,
 }
 SAMPLE = Path(__file__).parents[2] / "flower_privsyn" / "data" / "sample" / "users.jsonl"
