@@ -11,7 +11,7 @@ import typer
 
 from flower_privsyn.checks import check_whole
 from flower_privsyn.cli.options import given, option
-from flower_privsyn.cli.output import FAILED, INTERRUPTED, complain, show_table
+from flower_privsyn.cli.output import FAILED, INTERRUPTED, complain, show_table, tell
 from flower_privsyn.errors import StoppedError
 
 if TYPE_CHECKING:
@@ -145,8 +145,6 @@ def compare(
 
 def _follow(comparison: Comparison) -> int:
     """Run what is left of a comparison, and show what it found."""
-    from flower_privsyn.cli.terminal import Follower
-
     plan = comparison.plan
     sys.stderr.write(
         f"Comparing {len(plan.methods)} methods in {len(plan.cells())} cells, "
@@ -154,7 +152,7 @@ def _follow(comparison: Comparison) -> int:
         f"{comparison.folder}\n"
     )
     try:
-        found = comparison.run(follower=Follower, say=lambda line: print(line, file=sys.stderr))
+        found = comparison.run(say=tell)
     except (StoppedError, KeyboardInterrupt) as error:
         sys.stderr.write("Continue with the same command; what is finished is kept.\n")
         return complain(str(error) or "interrupted", INTERRUPTED)

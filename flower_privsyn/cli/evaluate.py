@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 from flower_privsyn.cli.options import Json, RunDir, Seed, given, option
-from flower_privsyn.cli.output import show_table
+from flower_privsyn.cli.output import show_table, tell
 from flower_privsyn.errors import ConfigError, MissingExtraError
 from flower_privsyn.files import expanded
 
@@ -50,7 +50,6 @@ def evaluate(
     a classifier. The figures are computed from private text without noise: they are for
     choosing between methods in research and must not be published beside a private result.
     """
-    from flower_privsyn.cli.terminal import Follower
     from flower_privsyn.data.load import COLUMNS
     from flower_privsyn.evaluation.run import evaluate_run
     from flower_privsyn.progress import Progress
@@ -72,7 +71,7 @@ def evaluate(
         training=training,
         work=folder,
         seed=seed,
-        progress=Progress(Follower()),
+        progress=Progress(tell),
     )
     record.write(folder / "evaluation.json")
     page = str(folder / "report.html")

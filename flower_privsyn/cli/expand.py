@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 from flower_privsyn.cli.options import RunDir, Settings, given, option
-from flower_privsyn.cli.output import FAILED
+from flower_privsyn.cli.output import FAILED, tell
 from flower_privsyn.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -62,7 +62,6 @@ def expand(
 
 def _more(run_dir: str, samples: int | None, changed: list[str], seed: int) -> int:
     from flower_privsyn.checks import check_whole
-    from flower_privsyn.cli.terminal import Follower
     from flower_privsyn.models import provenance
     from flower_privsyn.progress import Progress
     from flower_privsyn.run import RunDirectory
@@ -76,7 +75,7 @@ def _more(run_dir: str, samples: int | None, changed: list[str], seed: int) -> i
     settings = MoreText.of(run, {key.replace("-", "_"): value for key, value in said.items()})
     if "generator" in said:  # the run's own has the stamp of the run
         provenance.refuse({"generator": said["generator"]})
-    progress = Progress(Follower())
+    progress = Progress(tell)
     try:
         written = write_more(run, settings, num_samples=wanted, seed=seed, progress=progress)
     except KeyboardInterrupt:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 from flower_privsyn.cli.options import Json, RunDir, option
-from flower_privsyn.cli.output import number, plain_line, show_json, show_table
+from flower_privsyn.cli.output import number, plain_line, show_json, show_table, tell
 
 #: Texts that are shown of a run.
 SAMPLES: Final = 5
@@ -113,7 +113,6 @@ def _facts(facts: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
 
 def _rank(run_dir: str, sets: list[str], *, as_json: bool) -> int:
     """Rank sets of text by what a run released, as many samples of each as the run would."""
-    from flower_privsyn.cli.terminal import Follower
     from flower_privsyn.errors import ConfigError
     from flower_privsyn.evaluation.run import run_embedder
     from flower_privsyn.progress import Progress
@@ -136,7 +135,7 @@ def _rank(run_dir: str, sets: list[str], *, as_json: bool) -> int:
         most=int(run.config.get("candidate-texts", 2000)),
         seed=0,
     )
-    progress = Progress(Follower())
+    progress = Progress(tell)
     found = rank_sets(sketch, texts, embedder=embedder, progress=progress, seed=0)
     ranking = [asdict(one) for one in found]
     if as_json:

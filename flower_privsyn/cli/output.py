@@ -36,6 +36,12 @@ def complain(sentence: str, status: int) -> int:
     return status
 
 
+def tell(line: str) -> None:
+    """Say on the standard error what is being done."""
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
 def number(value: float | None, *, none: str = "none") -> str:
     """A figure with four digits; `none` where there is none."""
     return none if value is None else f"{value:.4g}"

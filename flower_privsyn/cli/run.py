@@ -14,7 +14,7 @@ from flower_privsyn import environment
 from flower_privsyn.cli.evaluate import evaluate as evaluate_command
 from flower_privsyn.cli.inspect import SAMPLES, epsilons, inspect_run, show_ranking
 from flower_privsyn.cli.options import Config, Evaluate, NewRunDir, RunDir, Settings, option
-from flower_privsyn.cli.output import FAILED, INTERRUPTED, REFUSED, complain, plain_line
+from flower_privsyn.cli.output import FAILED, INTERRUPTED, REFUSED, complain, plain_line, tell
 from flower_privsyn.files import quoted
 
 #: Below it a sketch says so little that the end of a run tells.
@@ -60,8 +60,8 @@ def run(
         f"Running {loaded.name} in {path}, with at most {most_threads()} threads "
         f"({environment.THREADS})\n"
     )
-    with _following(path) as follow:
-        outcome = launch.run_app(loaded, path, values, ray=ray, follow=follow)
+    with _following(path):
+        outcome = launch.run_app(loaded, path, values, ray=ray, say=tell)
     status = show_outcome(outcome)
     if evaluate is None or status != 0:
         return status
@@ -94,19 +94,18 @@ def resume(
     from flower_privsyn.host.app import load_app
 
     path, loaded = Path(run_dir), None if app is None else load_app(app)
-    with _following(path) as follow:
-        outcome = launch.resume_run(path, app=loaded, settings=settings or (), follow=follow)
+    with _following(path):
+        outcome = launch.resume_run(path, app=loaded, settings=settings or (), say=tell)
     return show_outcome(outcome)
 
 
 @contextlib.contextmanager
-def _following(path: Path) -> Iterator[Any]:
-    """Show progress; say how to go on when interrupted."""
-    from flower_privsyn.cli.terminal import Follower
+def _following(path: Path) -> Iterator[None]:
+    """Say how to go on when interrupted."""
     from flower_privsyn.run import RunDirectory
 
     try:
-        yield Follower()
+        yield
     except KeyboardInterrupt:
         if (path / "config.json").is_file() and RunDirectory(path).status != "finished":
             sys.stderr.write(

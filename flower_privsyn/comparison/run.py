@@ -19,7 +19,7 @@ import platform
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -48,7 +48,7 @@ from flower_privsyn.errors import (
 )
 from flower_privsyn.evaluation.language_model import Float64Array, resampled_figures
 from flower_privsyn.host.grid import variables
-from flower_privsyn.host.launch import Follower, resume_run, run_app
+from flower_privsyn.host.launch import Say, resume_run, run_app
 from flower_privsyn.locks import lock_file
 from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.progress import Progress
@@ -57,10 +57,6 @@ from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.directory import TRAINED_MODEL, OwnerFolder
 from flower_privsyn.run.run_format import STOPPED
 from flower_privsyn.training.storage import weight_files
-
-Shown = Callable[[], Follower]
-"""Makes a display of stages, as `flower_privsyn.cli.terminal.Follower`."""
-
 
 #: Figures of a cell that the table has, by the part of its record.
 _FIGURES: Final[Mapping[str, Sequence[str]]] = {
@@ -141,12 +137,11 @@ class Comparison:
 
     # ------------------------------------------------------------------ running
 
-    def run(self, *, follower: Shown, say: Callable[[str], None]) -> dict[str, Any]:
+    def run(self, *, say: Say) -> dict[str, Any]:
         """Run every cell that is not finished, and write the report after each.
 
         Args:
-            follower: opens a display of what is being done.
-            say: told of every cell in a sentence.
+            say: told of every cell, and of what is being done, in a line each.
 
         Returns:
             The document of `compare.json`.
@@ -171,7 +166,7 @@ class Comparison:
                     continue
                 say(f"[{number}/{len(cells)}] {called(cell.to_dict())}")
                 self._write(running=cell)
-                say(f"    {self._attempt(cell, data, follower)}")
+                say(f"    {self._attempt(cell, data, say)}")
             return self._write(running=None)
 
     def _write_users(self) -> Path:
@@ -204,7 +199,7 @@ class Comparison:
                     "folder to run the cell anew"
                 )
 
-    def _attempt(self, cell: Cell, data: Path, follower: Shown) -> str:
+    def _attempt(self, cell: Cell, data: Path, say: Say) -> str:
         """Run and measure a cell; a failure is a result as well.
 
         Returns:
@@ -224,7 +219,7 @@ class Comparison:
         # Before anything of it is done: whoever continues it must ask for the same.
         files.write_json(folder / "cell.json", record)
         begun = time.monotonic()
-        found, error = self._tried(cell, data, follower)
+        found, error = self._tried(cell, data, say)
         # Of a cell that goes on where an earlier attempt ended, times would be a part of it.
         seconds = None if before else time.monotonic() - begun
         status = "finished" if error is None else "failed"
@@ -237,10 +232,10 @@ class Comparison:
         accuracy = record["quality"]["next_token_accuracy"]
         return f"next-token accuracy {accuracy:.4f} on held-out users ({self.plan.stamp})"
 
-    def _tried(self, cell: Cell, data: Path, follower: Shown) -> tuple[dict[str, Any], str | None]:
+    def _tried(self, cell: Cell, data: Path, say: Say) -> tuple[dict[str, Any], str | None]:
         """What a cell gave, or why it gave nothing."""
         try:
-            return self._outcome(cell, data, follower), None
+            return self._outcome(cell, data, say), None
         except StoppedError:
             raise  # the owner wants it to end here, and the cell to go on another day
         except PrivsynError as error:
@@ -250,17 +245,17 @@ class Comparison:
                 raise
             return {}, f"unexpected {type(error).__name__}: {error}"
 
-    def _outcome(self, cell: Cell, data: Path, follower: Shown) -> dict[str, Any]:
+    def _outcome(self, cell: Cell, data: Path, say: Say) -> dict[str, Any]:
         values, folder = self.plan.values(cell, data), self._cell_folder(cell)
         run = None
         if cell.method.asks_users:
-            run = self._run(folder, values, follower())
-        job = Job(cell=cell, values=values, folder=folder, progress=Progress(follower()))
+            run = self._run(folder, values, say)
+        job = Job(cell=cell, values=values, folder=folder, progress=Progress(say))
         if run is None:
             return REFERENCES[cell.method.name](job, self._measures)
         return self._released(job, run)
 
-    def _run(self, folder: Path, values: Mapping[str, Any], follow: Follower) -> RunDirectory:
+    def _run(self, folder: Path, values: Mapping[str, Any], say: Say) -> RunDirectory:
         """The finished run of a cell: a new one, a continued one, or the one there is."""
         path = folder / "run"
         if (path / "config.json").is_file() and RunDirectory.open(path).status == "finished":
@@ -268,9 +263,9 @@ class Comparison:
         with variables({environment.CPU_TIME: str(folder / "cpu_time.jsonl")}):
             # What an attempt left that never came to a run is started from again.
             if (path / "config.json").is_file() or OwnerFolder(path).own_file.is_file():
-                outcome = resume_run(path, app=self.plan.app, values=values, follow=follow)
+                outcome = resume_run(path, app=self.plan.app, values=values, say=say)
             else:
-                outcome = run_app(self.plan.app, path, values, follow=follow)
+                outcome = run_app(self.plan.app, path, values, say=say)
         if outcome.error is not None:
             asked = outcome.error.startswith(STOPPED)
             raise (StoppedError if asked else FederationError)(outcome.error)

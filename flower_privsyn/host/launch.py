@@ -15,7 +15,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +33,6 @@ from flower_privsyn.host.app import (
 )
 from flower_privsyn.locks import lock_file
 from flower_privsyn.models.threads import most_threads
-from flower_privsyn.progress import read_progress
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.directory import (
     OwnerFolder,
@@ -45,11 +43,15 @@ from flower_privsyn.run.directory import (
 from flower_privsyn.run.run_format import disk_full_sentence
 from flower_privsyn.run_config import folded, unfolded
 
-Follower = Callable[[Sequence[Mapping[str, Any]]], None]
-"""Shown the stages of the run, oldest first, several times a second."""
+Say = Callable[[str], object]
+"""Told what is being done, a line at a time."""
+
+
+def _nobody(_line: str) -> None:
+    """Told nothing further."""
+
 
 _RESUME_WAIT_SECONDS = 10.0
-_POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +76,7 @@ def run_app(
     values: Mapping[str, ConfigValue],
     *,
     ray: bool = False,
-    follow: Follower | None = None,
+    say: Say = _nobody,
 ) -> Outcome:
     """Run an app in a new run directory and wait for its end.
 
@@ -83,7 +85,7 @@ def run_app(
         run_path: The run directory; must not hold a run.
         values: Settings from `resolve_config`; `run-dir` is set here.
         ray: Have Flower's own simulation, on Ray, run both apps, as `flwr run` does.
-        follow: Called with the stages several times a second.
+        say: Told how far it is.
 
     Returns:
         How the run ended.
@@ -95,7 +97,7 @@ def run_app(
     run_path = files.expanded(run_path).absolute()
     RunDirectory(run_path).refuse_existing()
     launch = _asked(app, values) | ({"ray": True} if ray else {})
-    return _launch(app, run_path, launch, resume=False, follow=follow)
+    return _launch(app, run_path, launch, resume=False, say=say)
 
 
 def _asked(app: App, values: Mapping[str, ConfigValue]) -> dict[str, Any]:
@@ -145,7 +147,7 @@ def resume_run(
     app: App | None = None,
     values: Mapping[str, ConfigValue] | None = None,
     settings: Sequence[str] = (),
-    follow: Follower | None = None,
+    say: Say = _nobody,
 ) -> Outcome:
     """Continue a run that was interrupted or failed, with the settings it was started with.
 
@@ -159,7 +161,7 @@ def resume_run(
             A strategy of this library refuses those that are not the run's.
         settings: `key=value` texts to go on with otherwise. A strategy of this library takes what
             no release depends on, refuses all else, and records what was changed.
-        follow: Called with the stages several times a second.
+        say: Told how far it is.
 
     Returns:
         How the run ended this time.
@@ -171,7 +173,7 @@ def resume_run(
     """
     run_path = files.expanded(run_path).absolute()
     app, launch, begun = _resumption(run_path, settings, app, values)
-    return _launch(app, run_path, launch, resume=begun, follow=follow)
+    return _launch(app, run_path, launch, resume=begun, say=say)
 
 
 def _resumption(
@@ -215,7 +217,7 @@ def _launch(
     launch: Mapping[str, Any],
     *,
     resume: bool,
-    follow: Follower | None,
+    say: Say,
 ) -> Outcome:
     if launch.get("ray") and importlib.util.find_spec("ray") is None:
         raise MissingExtraError(
@@ -228,7 +230,7 @@ def _launch(
         owner.make()
         with supervisor_lock(run_path, wait_seconds=wait):
             try:
-                outcome = _follow(app, run_path, launch, follow, resume=resume)
+                outcome = _follow(app, run_path, launch, say, resume=resume)
                 begun = (run_path / "config.json").exists()
                 if outcome.error is not None and not outcome.unexpected and not begun:
                     shutil.rmtree(owner.path, ignore_errors=True)
@@ -246,7 +248,7 @@ def _follow(
     app: App,
     run_path: Path,
     launch: Mapping[str, Any],
-    follow: Follower | None,
+    say: Say,
     *,
     resume: bool,
 ) -> Outcome:
@@ -263,22 +265,9 @@ def _follow(
         else:
             run.refuse_existing()
         run.owner.remember(launch=kept)
-        run.progress_file.unlink(missing_ok=True)
-    # What the ServerApp says itself begins once it has its libraries and its models.
-    loading: dict[str, Any] = {"name": "start the app and load its models", "finished": False}
-
-    def show() -> None:
-        if follow is None:
-            return
-        stages = read_progress(run_path / "progress.json")
-        loading["finished"] = loading["finished"] or bool(stages)
-        follow([loading, *stages])
-
     run.owner.log_file.touch(mode=0o600)  # what an app prints is its owner's business
-    ended = _to_its_end(app, run, launch, show, resume=resume)
-    # Nothing was said where it ended before it had anything to report.
-    loading |= {"failed": not loading["finished"], "finished": True}
-    show()
+    say("start the app and load its models ...")
+    ended = _to_its_end(app, run, launch, say, resume=resume)
     return _judge(app, run_path, ended, before)
 
 
@@ -286,7 +275,7 @@ def _to_its_end(
     app: App,
     run: RunDirectory,
     launch: Mapping[str, Any],
-    show: Callable[[], None],
+    say: Say,
     *,
     resume: bool,
 ) -> dict[str, Any]:
@@ -325,25 +314,29 @@ def _to_its_end(
         )
     assert process.stdin is not None
     assert process.stdout is not None
+    ended: dict[str, Any] = {}
     try:
         process.stdin.write(json.dumps(asked).encode() + b"\n")
         process.stdin.flush()
         with _asked_to_stop(run) as stopping:
-            while process.poll() is None:
-                show()
-                if stopping.is_set():
+            for line in process.stdout:
+                said = json.loads(line)
+                if isinstance(said, str):
+                    say(said)
+                else:
+                    ended = said
+                if stopping.is_set():  # the run forgets what was asked of an earlier start
                     run.owner.ask_to_stop()
-                time.sleep(_POLL_SECONDS)
-    except BrokenPipeError:
-        process.wait()  # it ended before it had read what to run
+            process.wait()
+    except (BrokenPipeError, ValueError):
+        process.wait()  # it ended before it had read what to run, or in the middle of a line
     finally:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        said = process.stdout.read()
         process.stdin.close()
         process.stdout.close()
-    return {**(json.loads(said) if said else {}), "status": process.returncode}
+    return {**ended, "status": process.returncode}
 
 
 @contextlib.contextmanager
@@ -358,6 +351,7 @@ def _asked_to_stop(run: RunDirectory) -> Iterator[threading.Event]:
         if stopping.is_set() or not run.config_file.is_file():
             signal.default_int_handler(number, frame)
         stopping.set()
+        run.owner.ask_to_stop()
         sys.stderr.write(
             "The run ends after the round that its nodes are answering, so that none is charged "
             "for nothing; Ctrl-C again ends it at once.\n"
@@ -394,7 +388,7 @@ def _forget_start(run_path: Path) -> None:
     """Leave no run directory where no run has begun; the log stays with its owner."""
     if (run_path / "config.json").exists():
         return
-    for file in (run_path / ".lock", run_path / "progress.json", OwnerFolder(run_path).own_file):
+    for file in (run_path / ".lock", OwnerFolder(run_path).own_file):
         file.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # an app may have written something of its own
         run_path.rmdir()

@@ -2,14 +2,16 @@
 
 It reads one line of JSON from its standard input, what to run, and calls the ServerApp before the
 nodes of this machine, or hands both apps to Flower's own simulation. Whatever is printed goes to
-the log; how it ended, one line of JSON, to the command. When its standard input closes, which the
-kernel does for it when the command dies, however it dies, it ends with all it has started.
+the log; how far it is and how it ended, in lines of JSON, to the command. When its standard input
+closes, which the kernel does for it when the command dies, however it dies, it ends with all it has
+started.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import secrets
 import signal
@@ -19,12 +21,13 @@ import threading
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from flwr.app import Context, RecordDict
 from flwr.serverapp import ServerApp
 
 from flower_privsyn.host.grid import LocalGrid, flower_identity, loaded_app
+from flower_privsyn.progress import LINES
 from flower_privsyn.run.run_format import sentence_of
 
 
@@ -103,6 +106,25 @@ def _simulate(asked: Mapping[str, Any], context: Context) -> None:
         )
 
 
+class _ToTheCommand(logging.Handler):
+    """Passes on how far a run is, and the warnings of this package."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self._stream = stream
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line, warns = record.getMessage(), record.levelno >= logging.WARNING
+        if warns or record.name == LINES:
+            self.say(f"warning: {line}" if warns else line)
+
+    def say(self, value: Any) -> None:
+        """One line of JSON."""
+        with contextlib.suppress(BrokenPipeError):  # the command is dead, and so is this process
+            self._stream.write(json.dumps(value) + "\n")
+            self._stream.flush()
+
+
 def _end_with_the_command() -> None:
     os.read(0, 1)
     os.killpg(0, signal.SIGKILL)  # its own group: the nodes, too, and whatever an app has started
@@ -110,18 +132,21 @@ def _end_with_the_command() -> None:
 
 def main() -> None:
     """Read what to run, run it, and say how it ended."""
-    to_the_command = os.fdopen(os.dup(1), "w")
+    to_the_command = _ToTheCommand(os.fdopen(os.dup(1), "w"))
     os.dup2(2, 1)  # what an app prints is the log's
     asked = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_the_command, daemon=True).start()
+    ours, flowers = logging.getLogger("flower_privsyn"), logging.getLogger("flwr.privsyn")
+    flowers.addHandler(to_the_command)
+    ours.addHandler(to_the_command)
+    ours.addHandler(logging.StreamHandler())  # which it had as long as it had none
     sentence, unexpected = "", False
     try:
         serve(asked)
     except BaseException as error:
         traceback.print_exc()
         sentence, unexpected = sentence_of(error)
-    to_the_command.write(json.dumps({"sentence": sentence, "unexpected": unexpected}))
-    to_the_command.close()
+    to_the_command.say({"sentence": sentence, "unexpected": unexpected})
 
 
 if __name__ == "__main__":

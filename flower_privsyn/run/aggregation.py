@@ -18,7 +18,6 @@ from flower_privsyn.messages import secure as secure_wire
 from flower_privsyn.messages import wire
 from flower_privsyn.messages.window import WindowedGrid
 from flower_privsyn.privacy import ReleaseSpec
-from flower_privsyn.progress import FOR_THE_OWNER
 from flower_privsyn.queries import Query
 from flower_privsyn.run.question import ReleasedSum
 from flower_privsyn.secure_aggregation.node import Sealed, Unmasking
@@ -80,7 +79,7 @@ class AskedRound:
         """
         if not self.spec.sampling.hides_cohort:
             return reason
-        logger.warning("round %d: %s", self.spec.round, reason, extra=FOR_THE_OWNER)
+        logger.warning("round %d: %s", self.spec.round, reason)
         return "too few nodes answered for a sum"
 
     def told(self, counts: Counter[str]) -> str:
@@ -428,7 +427,7 @@ class Secure:
             except (wire.WireError, ProtocolError) as error:
                 # A sentence about a node may name it: the run directory gets the kind alone.
                 told = "a reply of node %d is left out: %s"
-                logger.warning(told, node, error, extra=FOR_THE_OWNER)
+                logger.warning(told, node, error)
                 told = str(error) if isinstance(error, wire.WireError) else "breaks the protocol"
                 counts[f"rejected: {told}"] += 1
 

@@ -6,7 +6,6 @@
           ledger.jsonl     one line per private release
           metrics.jsonl    one line per round
           synthetic.jsonl  (and .parquet) the result
-          progress.json    how far the run is, for whoever follows it
           rounds/0001/     population.parquet, release.npy, state.json; of methods that train a
                            generator candidates.parquet, adapter/, training.json in place of the
                            population
@@ -35,6 +34,7 @@ import contextlib
 import errno
 import hmac
 import json
+import logging
 import os
 import re
 import secrets
@@ -55,7 +55,7 @@ from flower_privsyn.environment import (
 from flower_privsyn.errors import ConfigError, RunDirectoryError
 from flower_privsyn.locks import forget_holder, is_alive, lock_file, read_holder
 from flower_privsyn.privacy.ledger import LedgerFile, header, refuse_cut
-from flower_privsyn.progress import RunProgress, warnings_to
+from flower_privsyn.progress import LINES, Progress
 from flower_privsyn.run.run_format import (
     FORMAT,
     LEDGER_KEY,
@@ -294,7 +294,7 @@ def _seal_of(kept: Mapping[str, Any]) -> str | None:
 
 #: How names begin of what a start leaves that was killed before there was a run, which may be half
 #: written; and the folder that a disk of its own has for what was lost.
-_OF_A_START: Final = ("config.json", "state.json", "progress.json", "lock", "lost+found")
+_OF_A_START: Final = ("config.json", "state.json", "lock", "lost+found")
 
 
 class RunDirectory:
@@ -308,7 +308,6 @@ class RunDirectory:
         state_file: Running, finished or failed.
         ledger_file: The privacy ledger.
         metrics_file: One line per round.
-        progress_file: How far the run is.
         synthetic_jsonl: The synthetic texts, one JSON object per line.
         synthetic_parquet: The synthetic texts as a Parquet table.
         rounds: The files of the rounds, by number.
@@ -322,13 +321,11 @@ class RunDirectory:
         self.state_file = path / "state.json"
         self.ledger_file = path / "ledger.jsonl"
         self.metrics_file = path / "metrics.jsonl"
-        self.progress_file = path / "progress.json"
         self.synthetic_jsonl = path / "synthetic.jsonl"
         self.synthetic_parquet = path / "synthetic.parquet"
         self.rounds = Rounds(path / ROUNDS)
         self._ledger_digest: Callable[[], str] | None = None
         self._lock_file: IO[str] | None = None
-        self._progress: RunProgress | None = None
 
     # ---------------------------------------------------------------- making and opening
 
@@ -488,16 +485,12 @@ class RunDirectory:
         """What the run was asked to do, as given to `create`, without places."""
         return dict(self.document.get("config") or {})
 
-    def progress(self) -> RunProgress:
-        """The reporter that writes this run's `progress.json`; always the same one."""
-        if self._progress is None:
-            self._progress = RunProgress(
-                self.progress_file,
-                ended=lambda stage: self.owner.record(
-                    "stage", name=stage.name, seconds=stage.seconds
-                ),
-            )
-        return self._progress
+    def progress(self) -> Progress:
+        """A reporter whose lines go to Flower's log, and times to the owner's folder."""
+        return Progress(
+            logging.getLogger(LINES).info,
+            ended=lambda stage: self.owner.record("stage", name=stage.name, seconds=stage.seconds),
+        )
 
     def follow_ledger(self, digest: Callable[[], str]) -> None:
         """State the ledger's last line in whatever is recorded from now on.
@@ -726,8 +719,6 @@ class RunDirectory:
 
         Leaving the block normally marks the run finished unless that was done inside; leaving it
         by any exception, `SystemExit` included, marks it failed with that exception's sentence.
-        Warnings this package logs inside the block also go to whoever follows the run, and to
-        Flower's log.
 
         Args:
             failed: Called once a failure is recorded, while the lock is held; must raise nothing.
@@ -740,8 +731,7 @@ class RunDirectory:
             self.owner.forget_stop()
             self.mark_running()
             try:
-                with warnings_to(self.progress()):
-                    yield self
+                yield self
             except BaseException as error:
                 self.mark_failed(error)
                 failed()

@@ -297,7 +297,6 @@ class Preparation:
             if found.level == "warning":  # the session's warnings are noted
                 logger.warning("%s", found.sentence)
             else:
-                logger.info("%s", found.sentence)
                 progress.note(found.sentence)
         return Federation(roster=roster, settled=settled, sources=sources, terms=terms)
 

@@ -194,7 +194,6 @@ def check_noise(plan: Plan, settings: PrivateSumConfig, *, progress: Progress, s
         for against in checks:
             against.refuse(spent=spent)
     for sentence in dict.fromkeys(str(one) for one in checks if one.noise_multiplier):
-        logger.info("%s", sentence)
         progress.note(sentence)
 
 

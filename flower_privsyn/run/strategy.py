@@ -39,7 +39,7 @@ from flower_privsyn.privacy import (
     SecureRandom,
 )
 from flower_privsyn.privacy.mechanisms import LARGEST_SUM, from_grid
-from flower_privsyn.progress import FOR_THE_OWNER, Progress
+from flower_privsyn.progress import Progress
 from flower_privsyn.queries.query import try_query
 from flower_privsyn.run import RunDirectory, how_to_resume
 from flower_privsyn.run.aggregation import AskedRound, Central, Secure, answered_by
@@ -462,7 +462,7 @@ class PrivateSumStrategy(Strategy):
             result = Result()
             kept = last_state(run)
             if type(self.method).arrays is not Method.arrays and kept is not None:
-                unseen = Progress()  # the run's own file stays as it is
+                unseen = Progress()
                 self.method.setup(RunContext(run=run, progress=unseen, released=Releases(run).of))
                 result.arrays = self._learnt(kept[1]) or result.arrays
             for line in run.metrics():
@@ -656,8 +656,7 @@ class PrivateSumStrategy(Strategy):
             started.lost.append("no node that is asked in every round answered")
         told = asked.told(counts)
         if told and told != started.missing:  # a node that is gone is gone for many rounds
-            who = FOR_THE_OWNER if spec.sampling.hides_cohort else None
-            logger.warning("round %d is released without some nodes%s", spec.round, told, extra=who)
+            logger.warning("round %d is released without some nodes%s", spec.round, told)
         started.missing = told
 
     def _end_where_nobody_answers(self, consequence: str) -> None:

@@ -31,7 +31,6 @@ from flower_privsyn.testing import LoopbackGrid, flower_identity
 
 QUALITY = {"next_token_accuracy": 0.2, "bits_per_byte": 1.9}
 QUIET: dict[str, Any] = {
-    "follower": lambda: print,
     "say": lambda line: None,
 }
 SAMPLE = Path(__file__).parents[2] / "flower_privsyn" / "data" / "sample" / "users.jsonl"
@@ -52,7 +51,7 @@ class Compared:
         return (self.folder / "comparison.md").read_text()
 
 
-def run_here(_: App, path: Path, values: Mapping[str, Any], *, follow: Any) -> Outcome:
+def run_here(_: App, path: Path, values: Mapping[str, Any], *, say: Any) -> Outcome:
     """A run by the app's two parts, in this process: neither loads the models another time."""
     strategy = strategy_of({**values, "run-dir": str(path)})
     with flower_identity():

@@ -19,7 +19,6 @@ from flower_privsyn.host import launch
 from flower_privsyn.host.app import App, load_app, resolve_config
 from flower_privsyn.host.launch import Outcome
 from flower_privsyn.locks import is_alive, started_at
-from flower_privsyn.progress import read_progress
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.changes import remember
 from tests.support.data_cases import locked
@@ -161,7 +160,8 @@ def _privsyn(*arguments: str | Path, cwd: Path) -> subprocess.Popen[str]:
 
 def _wait_for_stage(path: Path, name: str, process: subprocess.Popen[str]) -> None:
     deadline = time.monotonic() + 240
-    while all(stage["name"] != name for stage in read_progress(path / "progress.json")):
+    log = RunDirectory(path).owner.log_file
+    while not log.is_file() or f"{name} ..." not in log.read_text():
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.1)

@@ -86,7 +86,6 @@ def test_create_leaves_a_folder_alone_that_is_somebodys(tmp_path: Path) -> None:
 def test_create_goes_over_what_a_killed_start_leaves(tmp_path: Path) -> None:
     RunDirectory.create(tmp_path, config={}).unlock()
     (tmp_path / "config.json").rename(tmp_path / ".config.json.77.78")
-    (tmp_path / "progress.json").write_text("{}")
     (tmp_path / "lost+found").mkdir()
     RunDirectory.create(tmp_path, config={"round": 1}).unlock()
     assert RunDirectory.open(tmp_path).config == {"round": 1}

@@ -1,32 +1,37 @@
-"""RunProgress reaches whoever follows a run, through a file that is always whole."""
+"""What a line says of some work, and when."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import re
 
 import pytest
 
-from flower_privsyn.progress import RunProgress, read_progress
+from flower_privsyn import files
+from flower_privsyn.progress import Progress
 
 
-def test_stages_are_written_as_they_open_and_close(tmp_path: Path) -> None:
-    path = tmp_path / "progress.json"
-    progress = RunProgress(path)
-    with progress.stage("embed candidates", 10) as stage:
-        assert read_progress(path)[0]["done"] == 0
-        stage.update(4)
-        stage.update()
-    (written,) = read_progress(path)
-    assert (written["name"], written["done"], written["total"]) == ("embed candidates", 5, 10)
-    assert written == {**written, "finished": True, "failed": False, "note": False}
-    assert set(written) == {"name", "total", "done", "finished", "failed", "note"}
-    with pytest.raises(RuntimeError), progress.stage("vote") as stage:
+@pytest.fixture(autouse=True)
+def steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that stands still but for a second before every look."""
+    moments = iter(range(10, 10_000))
+    monkeypatch.setattr(files, "seconds", lambda: float(next(moments)))
+
+
+def test_lines_say_what_ends_and_what_begins_without_a_number() -> None:
+    lines: list[str] = []
+    progress = Progress(lines.append)
+    with progress.stage("start"):
+        pass
+    with progress.stage("vary", 100) as stage:
+        for done in range(1, 101):
+            stage.reach(done, 100)
+    with pytest.raises(RuntimeError), progress.stage("vote", 3):
         raise RuntimeError
-    assert [entry["failed"] for entry in read_progress(path)] == [False, True]
-    assert [entry.name for entry in tmp_path.iterdir()] == ["progress.json"]
-
-
-def test_a_full_or_missing_disk_does_not_stop_the_work(tmp_path: Path) -> None:
-    with RunProgress(tmp_path / "gone" / "progress.json").stage("embed", 1) as stage:
-        stage.update()
-    assert stage.done == 1
+    assert [re.sub(r"[\d.]+ s", "N s", line) for line in lines if "so far" not in line] == [
+        "start ...",
+        "start done in N s",
+        "vary done (100) in N s",
+        "vote stopped in N s",
+    ]
+    assert any(re.fullmatch(r"vary \d+/100 \(\d+ %\), \d+ s so far", line) for line in lines)
+    assert len(lines) < 12

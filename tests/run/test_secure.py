@@ -228,8 +228,6 @@ class TestSecretDraws:
             strategy.start(federation(make_users(18), num_nodes=NODES, tamper=tamper))
         for file in strategy.run.path.rglob("*.json*"):
             assert "4 of 6" not in file.read_text(), file
-        progress = (strategy.run.path / "progress.json").read_text()
-        assert "too few nodes answered for a sum" in progress
 
 
 def _kind_of(grid: Any, reply: Message) -> str:

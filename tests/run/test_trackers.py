@@ -110,7 +110,7 @@ def test_a_tracker_that_fails_costs_nothing_and_catches_up(
     following = Following(broken)
     following.tell(run)
     said = "the tracker was not told: ConnectionError: no route to http://tracker:5000/api"
-    assert said in caplog.text  # without the password, which would be in progress.json
+    assert said in caplog.text
     broken.fails = False
     following.tell(run)
     assert not broken.points  # left alone until the run has ended

@@ -15,7 +15,6 @@ from flower_privsyn.data import Users
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.models.trainable import TrainableModel
 from flower_privsyn.privacy import Phase, Plan
-from flower_privsyn.progress import describe, read_progress
 from flower_privsyn.strategies import (
     DPFTRL,
     DPFedAvg,
@@ -170,7 +169,7 @@ class TestStep:
         assert bool((model._weights == weights).all())
 
     def test_a_run_takes_it_in_every_round_and_says_so(
-        self, ftrl: Builder, people: Users, model: LocalModel
+        self, ftrl: Builder, people: Users, model: LocalModel, caplog: pytest.LogCaptureFixture
     ) -> None:
         settings = ftrl(**FAR, accept_noise=False)
         strategy = DPFTRL(settings)
@@ -184,9 +183,8 @@ class TestStep:
         strategy.start(training_nodes(people))
         chosen = alone(model, settings).longest_step()
         assert of_rounds(strategy, "learning_rate") == [chosen] * 6
-        noted = [describe(note) for note in read_progress(strategy.run.progress_file)]
-        (said,) = [note for note in noted if f"server-learning-rate = {chosen:.2g}" in note]
-        assert said.startswith("warning: ")
+        warned = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+        assert [one for one in warned if f"server-learning-rate = {chosen:.2g}" in one]
         moved = states[5]["parameters"] - states[4]["parameters"]
         assert np.allclose(moved, chosen * states[5]["momentum"], atol=1e-5)
 
