@@ -31,7 +31,6 @@ from flower_privsyn.host.app import (
     read_settings,
     resolve_config,
 )
-from flower_privsyn.locks import lock_file
 from flower_privsyn.models.threads import most_threads
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.directory import (
@@ -230,8 +229,16 @@ def _launch(
         owner.make()
         with supervisor_lock(run_path, wait_seconds=wait):
             try:
-                outcome = _follow(app, run_path, launch, say, resume=resume)
-                begun = (run_path / "config.json").exists()
+                run = RunDirectory(run_path)
+                before, kept = dict(run.state), launch
+                if resume:  # settings that are changed stand there once the run goes on with them
+                    kept = {**(owner.own.get("launch") or launch), "app": launch["app"]}
+                owner.remember(launch=kept)
+                owner.log_file.touch(mode=0o600)  # what an app prints is its owner's business
+                say("start the app and load its models ...")
+                ended = _to_its_end(app, run, launch, say, resume=resume)
+                outcome = _judge(app, run_path, ended, before)
+                begun = run.config_file.exists()
                 if outcome.error is not None and not outcome.unexpected and not begun:
                     shutil.rmtree(owner.path, ignore_errors=True)
                 return outcome
@@ -244,33 +251,6 @@ def _launch(
         raise RunDirectoryError(f"{place} cannot be used: {error.strerror or error}.") from error
 
 
-def _follow(
-    app: App,
-    run_path: Path,
-    launch: Mapping[str, Any],
-    say: Say,
-    *,
-    resume: bool,
-) -> Outcome:
-    """Start the app's process, follow it to its end and judge that."""
-    # Processes of a killed run end within a second or so; until then they hold the run.
-    with lock_file(
-        run_path / ".lock", what=f"the run in {run_path}", wait_seconds=_RESUME_WAIT_SECONDS
-    ):
-        run = RunDirectory(run_path)
-        kept, before = launch, dict(run.state)
-        if resume:
-            # Settings that are changed stand there once the run goes on with them.
-            kept = {**(run.owner.own.get("launch") or launch), "app": launch["app"]}
-        else:
-            run.refuse_existing()
-        run.owner.remember(launch=kept)
-    run.owner.log_file.touch(mode=0o600)  # what an app prints is its owner's business
-    say("start the app and load its models ...")
-    ended = _to_its_end(app, run, launch, say, resume=resume)
-    return _judge(app, run_path, ended, before)
-
-
 def _to_its_end(
     app: App,
     run: RunDirectory,
@@ -279,7 +259,7 @@ def _to_its_end(
     *,
     resume: bool,
 ) -> dict[str, Any]:
-    """Run the app in a process group of its own, which ends with this block.
+    """Run the app in a process group of its own, which ends with this call.
 
     Returns:
         What `flower_privsyn.host.serve` says of its end, and `status`, that of its process.

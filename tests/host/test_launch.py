@@ -21,7 +21,6 @@ from flower_privsyn.host.launch import Outcome
 from flower_privsyn.locks import is_alive, started_at
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.changes import remember
-from tests.support.data_cases import locked
 from tests.support.flower_app import write_app
 from tests.support.launched import launched
 from tests.support.run_files import times_in
@@ -74,13 +73,6 @@ def stopped(app: App, tmp_path: Path) -> RunDirectory:
     run.mark_failed("The nodes are gone.")
     run.unlock()
     return run
-
-
-def test_a_run_that_may_only_be_read_is_not_gone_on_with(stopped: RunDirectory) -> None:
-    said = f"The run in {stopped.path} cannot be written: Permission denied"
-    with locked(stopped.path, mode=0o555), pytest.raises(RunDirectoryError, match=said):
-        launch.resume_run(stopped.path)
-    assert stopped.status == "failed"
 
 
 ENDED = {"sentence": "", "unexpected": False, "status": 0}
