@@ -3,34 +3,16 @@
 Everything that names a method reads it here: the command line, comparisons, reports, costs, the
 tables of the documentation, and apps in which the run configuration chooses the method.
 
-A method from outside the package is an entry point of the group `flower_privsyn.strategies`, named
-as settings name the method, that loads a `CatalogueEntry`:
-
-    # pyproject.toml of the other distribution
-    [project.entry-points."flower_privsyn.strategies"]
-    text-lengths = "text_lengths:ENTRY"
-
-    # text_lengths.py
-    ENTRY = CatalogueEntry(
-        name="text-lengths",
-        title="histogram of text lengths",
-        kind="synthetic text",
-        import_path="text_lengths:TextLengths",
-        paper="of text_lengths",
-    )
-
-One that cannot be loaded, or whose name is taken, is left out and `refusals` says why; the others
-are not touched by it.
+A method from outside the package is named by its class, as `strategy = "my_package:MyMethod"`.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.run_config import unfolded
@@ -38,9 +20,6 @@ from flower_privsyn.run_config import unfolded
 if TYPE_CHECKING:
     from flower_privsyn.run.settings import PrivateSumConfig
     from flower_privsyn.run.strategy import PrivateSumStrategy
-
-#: Group of the entry points that add methods.
-GROUP: Final = "flower_privsyn.strategies"
 
 Kind = Literal[
     "public text",
@@ -107,7 +86,7 @@ class CatalogueEntry(ComparedMethod):
     @cached_property
     def strategy(self) -> type[PrivateSumStrategy]:
         """The strategy, imported when it is first asked for: a list of methods needs no Flower."""
-        found: type[PrivateSumStrategy] = metadata.EntryPoint("", self.import_path, GROUP).load()
+        found: type[PrivateSumStrategy] = metadata.EntryPoint("", self.import_path, "").load()
         return found
 
 
@@ -134,7 +113,7 @@ _BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
         name="private-evolution",
         title="private evolution",
         kind="synthetic text",
-        import_path=f"{GROUP}.private_evolution:PrivateEvolution",
+        import_path="flower_privsyn.strategies.private_evolution:PrivateEvolution",
         paper="Hou et al., ICML 2024 (PrE-Text); Lin et al. 2023",
     ),
     ComparedMethod(name="pre-text", title="PrE-Text", kind="synthetic text"),
@@ -142,7 +121,7 @@ _BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
         name="aug-pe",
         title="Aug-PE",
         kind="synthetic text",
-        import_path=f"{GROUP}.aug_pe:AugPE",
+        import_path="flower_privsyn.strategies.aug_pe:AugPE",
         paper="Xie et al., ICML 2024",
     ),
     ComparedMethod(name="pe-sft", title="PE + SFT", kind="synthetic text"),
@@ -150,49 +129,49 @@ _BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
         name="popri",
         title="POPri",
         kind="synthetic text",
-        import_path=f"{GROUP}.popri:POPri",
+        import_path="flower_privsyn.strategies.popri:POPri",
         paper="Hou et al., ICML 2025",
     ),
     CatalogueEntry(
         name="joint-sketch",
         title="joint sketch",
         kind="chosen text",
-        import_path=f"{GROUP}.joint_sketch:JointSketch",
+        import_path="flower_privsyn.strategies.joint_sketch:JointSketch",
         paper=_OURS,
     ),
     CatalogueEntry(
         name="ctcl",
         title="CTCL",
         kind="synthetic text",
-        import_path=f"{GROUP}.ctcl:CTCL",
+        import_path="flower_privsyn.strategies.ctcl:CTCL",
         paper="Tan et al. 2025",
     ),
     CatalogueEntry(
         name="dp-fedavg",
         title="DP-FedAvg",
         kind="on-device training",
-        import_path=f"{GROUP}.dp_fedavg:DPFedAvg",
+        import_path="flower_privsyn.strategies.dp_fedavg:DPFedAvg",
         paper="McMahan et al., ICLR 2018; Andrew et al., NeurIPS 2021",
     ),
     CatalogueEntry(
         name="dp-ftrl",
         title="DP-FTRL",
         kind="on-device training",
-        import_path=f"{GROUP}.dp_ftrl:DPFTRL",
+        import_path="flower_privsyn.strategies.dp_ftrl:DPFTRL",
         paper="Kairouz et al., ICML 2021; Dvijotham et al. 2024",
     ),
     CatalogueEntry(
         name="hybrid",
         title="hybrid",
         kind="on-device training",
-        import_path=f"{GROUP}.hybrid:Hybrid",
+        import_path="flower_privsyn.strategies.hybrid:Hybrid",
         paper=_OURS,
     ),
     CatalogueEntry(
         name="public-mid-training",
         title="public mid-training",
         kind="on-device training",
-        import_path=f"{GROUP}.public_mid_training:PublicMidTraining",
+        import_path="flower_privsyn.strategies.public_mid_training:PublicMidTraining",
         paper="Wang et al., NAACL 2024",
         by_default=False,
     ),
@@ -200,7 +179,7 @@ _BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
         name="fred",
         title="FreD",
         kind="distances",
-        import_path=f"{GROUP}.fred:FreD",
+        import_path="flower_privsyn.strategies.fred:FreD",
         paper="Hou et al. 2023",
         by_default=False,
     ),
@@ -216,7 +195,7 @@ _BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
 
 
 def entries() -> Mapping[str, CatalogueEntry]:
-    """Every strategy that settings can name, by name: the package's, then those from outside."""
+    """Every strategy of the package, by the name that settings have for it."""
     return {name: entry for name, entry in compared().items() if isinstance(entry, CatalogueEntry)}
 
 
@@ -226,49 +205,7 @@ def compared() -> Mapping[str, ComparedMethod]:
 
     The strategies, the papers' settings of them, and what they are compared with.
     """
-    *others, ceiling = _BUILT_IN
-    return {entry.name: entry for entry in (*others, *_outside()[0], ceiling)}
-
-
-def from_outside() -> Mapping[str, CatalogueEntry]:
-    """The strategies of other distributions, by name."""
-    return {entry.name: entry for entry in _outside()[0]}
-
-
-def refusals() -> tuple[str, ...]:
-    """Why methods of other distributions were left out: a sentence each."""
-    return _outside()[1]
-
-
-@cache
-def _outside() -> tuple[tuple[CatalogueEntry, ...], tuple[str, ...]]:
-    """Methods of other distributions, and why some were left out."""
-    from flower_privsyn.run.strategy import PrivateSumStrategy
-
-    points = metadata.entry_points(group=GROUP)
-    names = Counter([point.name for point in points] + [entry.name for entry in _BUILT_IN])
-    found, refused = [], []
-    for point in sorted(points, key=lambda point: point.name):
-        try:
-            # Which of them a run is of must not depend on the order of a path.
-            if names[point.name] > 1:
-                raise ConfigError("another method has that name")
-            entry = point.load()
-            if not (
-                isinstance(entry, CatalogueEntry)
-                and entry.name == point.name
-                and entry.kind in get_args(Kind)
-                and issubclass(entry.strategy, PrivateSumStrategy)
-            ):
-                raise ConfigError(
-                    f"{point.value} must be a CatalogueEntry of that name, of a PrivateSumStrategy "
-                    f"and one of the kinds {', '.join(get_args(Kind))}; got {entry!r}"
-                )
-            found.append(entry)
-        except Exception as error:  # whatever a module of somebody else may raise
-            kind = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
-            refused.append(f'The method "{point.name}" ({point.value}) is left out: {kind}{error}.')
-    return tuple(found), tuple(refused)
+    return {entry.name: entry for entry in _BUILT_IN}
 
 
 # ---- the strategy that a run configuration names ------------------------------------------------
@@ -332,7 +269,7 @@ def strategy_named(name: object) -> type[PrivateSumStrategy]:
         return known[str(name)].strategy
     if ":" in str(name):
         try:
-            found = metadata.EntryPoint("", str(name), GROUP).load()
+            found = metadata.EntryPoint("", str(name), "").load()
         except (ImportError, AttributeError) as error:
             raise ConfigError(f"strategy {name!r} cannot be imported: {error}") from error
     if not (isinstance(found, type) and issubclass(found, PrivateSumStrategy)):
@@ -344,6 +281,5 @@ def strategy_named(name: object) -> type[PrivateSumStrategy]:
 
 
 def listed_strategies() -> str:
-    """The names to choose from, in words, and why others are not among them."""
-    listed = ", ".join(f'"{name}"' for name in entries())
-    return f"one of {listed}" + "".join(f" ({sentence})" for sentence in refusals())
+    """The names to choose from, in words."""
+    return "one of " + ", ".join(f'"{name}"' for name in entries())

@@ -1,16 +1,12 @@
 """The one list of methods, and the run configuration that chooses from it."""
 
-import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from flower_privsyn import catalogue
-from flower_privsyn.catalogue import compared, refusals
-from flower_privsyn.cli import main
+from flower_privsyn.catalogue import compared
 from flower_privsyn.comparison.measures import REFERENCES
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.strategies import configuration_of, entries, strategy_of
@@ -114,116 +110,3 @@ def test_the_strategies_load_no_model_library() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
-
-
-# ---------------------------------------------------------------------- from outside
-
-
-MODULE = """
-from dataclasses import dataclass
-
-from flower_privsyn.strategies import (
-    CatalogueEntry, DPFedAvgConfig, FederatedTraining, PrivateSumStrategy
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings(DPFedAvgConfig):
-    own_setting: int = 3
-
-
-class Toy(PrivateSumStrategy):
-    config_class = Settings
-
-    def __init__(self, config):
-        super().__init__(config, FederatedTraining(config))
-
-
-def entry(name, **changes):
-    values = dict(name=name, title="toy", kind="on-device training",
-                  import_path="outside_methods:Toy", paper="[bold]none[/bold]")
-    return CatalogueEntry(**values | changes)
-
-
-TOY, POPRI, BOTH = entry("toy"), entry("popri"), entry("both")
-NO_STRATEGY = entry("no-strategy", import_path="builtins:dict")
-NO_KIND = entry("no-kind", kind="poem")
-"""
-
-
-@pytest.fixture
-def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
-    """Installs distributions with entry points: folders that Python's own machinery reads."""
-    (tmp_path / "outside_methods.py").write_text(MODULE)
-    monkeypatch.syspath_prepend(str(tmp_path))
-
-    def install(distribution: str, **points: str) -> None:
-        folder = tmp_path / f"{distribution}-1.0.dist-info"
-        folder.mkdir()
-        (folder / "METADATA").write_text(
-            f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1\n"
-        )
-        lines = [f"{name.replace('_', '-')} = {value}" for name, value in points.items()]
-        (folder / "entry_points.txt").write_text("\n".join([f"[{catalogue.GROUP}]", *lines, ""]))
-        forget()
-
-    def forget() -> None:
-        catalogue._outside.cache_clear()
-        compared.cache_clear()
-
-    yield install
-    monkeypatch.undo()
-    sys.modules.pop("outside_methods", None)
-    forget()
-
-
-def test_a_method_of_another_distribution_is_one_like_the_others(
-    outside: Callable[..., None], capsys: pytest.CaptureFixture[str]
-) -> None:
-    outside("toy-methods", toy="outside_methods:TOY")
-    assert refusals() == ()
-    assert list(entries())[-1] == "toy"
-    assert list(compared())[-2:] == ["toy", "finetune-private"]
-    config = configuration_of({"strategy": "toy", "epsilon": 2.0, "own-setting": 5})
-    assert (type(config).__name__, config.own_setting) == ("Settings", 5)
-    assert type(strategy_of({"strategy": "toy", "epsilon": 2.0})).__name__ == "Toy"
-    assert main(["methods"]) == 0
-    assert "[bold]" in capsys.readouterr().out
-
-
-def test_what_cannot_be_used_costs_only_itself(
-    outside: Callable[..., None], capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = list(entries())
-    outside("good", toy="outside_methods:TOY", both="outside_methods:BOTH")
-    outside("also", both="outside_methods:BOTH", popri="outside_methods:POPRI")
-    outside(
-        "broken",
-        gone="outside_methods:GONE",
-        missing="no_such_module:ENTRY",
-        other_name="outside_methods:TOY",
-        text="outside_methods:MODULE",
-        no_strategy="outside_methods:NO_STRATEGY",
-        no_kind="outside_methods:NO_KIND",
-        path="pathlib:Path",
-    )
-    assert list(entries()) == [*before, "toy"]
-    sentences = "\n".join(refusals())
-    for expected in (
-        '"both" (outside_methods:BOTH) is left out: another method has that name.',
-        '"popri" (outside_methods:POPRI) is left out: another method has that name.',
-        '"gone" (outside_methods:GONE) is left out: AttributeError',
-        '"missing" (no_such_module:ENTRY) is left out: ModuleNotFoundError: No module named',
-        '"other-name" (outside_methods:TOY) is left out: outside_methods:TOY must be a Catalogue',
-        '"no-strategy" (outside_methods:NO_STRATEGY) is left out: outside_methods:NO_STRATEGY must',
-        '"no-kind" (outside_methods:NO_KIND) is left out: outside_methods:NO_KIND must be',
-        '"path" (pathlib:Path) is left out: pathlib:Path must be a CatalogueEntry',
-    ):
-        assert expected in sentences
-    assert configuration_of({"strategy": "popri", "epsilon": 1.0}).epsilon == 1.0
-    with pytest.raises(ConfigError, match=r'one of "private-evolution".*The method "gone"'):
-        configuration_of({"strategy": "gone", "epsilon": 1.0})
-    assert main(["methods", "--json"]) == 0
-    printed = capsys.readouterr()
-    assert [row["name"] for row in json.loads(printed.out)] == list(entries())
-    assert 'privsyn: The method "gone" (outside_methods:GONE)' in printed.err

@@ -1,4 +1,4 @@
-"""`privsyn methods`: the catalogue, with what other distributions add to it, and the settings.
+"""`privsyn methods`: the catalogue, and the settings.
 
 These are in Markdown docs/settings.md, as their classes declare them.
 """
@@ -9,7 +9,6 @@ import inspect
 import json
 import re
 import shutil
-import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
@@ -51,7 +50,7 @@ def methods(
     ] = False,
 ) -> int:
     """List the methods and their papers, or the settings of METHOD."""
-    from flower_privsyn.catalogue import entries, refusals
+    from flower_privsyn.catalogue import entries
 
     if method:
         _list_settings(method)
@@ -59,8 +58,6 @@ def methods(
     if settings:
         print(settings_page(), end="")
         return 0
-    for sentence in refusals():
-        sys.stderr.write(f"privsyn: {sentence}\n")
     known = entries().values()
     if as_json:
         keys = ("name", "title", "kind", "paper")

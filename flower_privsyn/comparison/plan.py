@@ -15,7 +15,6 @@ from flower_privsyn.catalogue import (
     ComparedMethod,
     compared,
     entries,
-    from_outside,
     listed_strategies,
     strategy_named,
 )
@@ -385,7 +384,6 @@ def methods_of(app: App, *configs: str) -> Mapping[str, ComparedMethod]:
                 f"{app.name} has no settings {config!r}; it has {', '.join(sizes) or 'none'}"
             )
     found = {name: method for name, method in compared().items() if not method.asks_users}
-    found |= from_outside()
     for config in configs:
         for file in sorted((app.path / "conf" / config).glob("*.toml")):
             if file.stem not in found:
@@ -494,17 +492,15 @@ def _chosen(app: App, configs: Sequence[str], names: Sequence[str]) -> tuple[Com
 
 
 def _of_class(name: str) -> CatalogueEntry:
-    """A method that writes text, of no distribution's list: "module:Class"."""
-    title = strategy_named(name).__name__
-    return CatalogueEntry(
-        name=title, title=title, kind="synthetic text", import_path=name, paper=name
-    )
+    """A method that is not of the package: "module:Class"."""
+    strategy = strategy_named(name)
+    title = strategy.__name__
+    return CatalogueEntry(name=title, title=title, kind=strategy.kind, import_path=name, paper=name)
 
 
 def _strategy_of(method: ComparedMethod) -> dict[str, ConfigValue]:
     """The strategy of one's own, which no file of the app names."""
-    listed = compared().keys() - from_outside().keys()
-    if method.name in listed or not isinstance(method, CatalogueEntry):
+    if method.name in compared() or not isinstance(method, CatalogueEntry):
         return {}
     return {"strategy": method.import_path}
 

@@ -12,7 +12,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -244,6 +244,9 @@ class PrivateSumStrategy(Strategy):
 
     #: What is asked, and what is done with what was released: made of the settings.
     method_class: ClassVar[Callable[..., Method]] = Method
+
+    #: What it gives, to a comparison: "on-device training" where it ends with a model.
+    kind: ClassVar[Literal["synthetic text", "on-device training"]] = "synthetic text"
 
     #: Messages to nodes that are built and not yet answered, at most.
     messages_under_way: ClassVar[int] = MESSAGES_UNDER_WAY
@@ -767,4 +770,4 @@ _PRIVATE_PATH = frozenset(
     name
     for name in PrivateSumStrategy.__dict__
     if name == "__init_subclass__" or not name.startswith("__")
-) - {"config_class", "method_class", "messages_under_way", "_abc_impl"}
+) - {"config_class", "method_class", "kind", "messages_under_way", "_abc_impl"}

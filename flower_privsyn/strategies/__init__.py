@@ -1,7 +1,6 @@
 """The server's half, one file per method."""
 
 from flower_privsyn.catalogue import (
-    CatalogueEntry,
     configuration_of,
     entries,
     strategy_of,
@@ -39,7 +38,6 @@ __all__ = [
     "AugPE",
     "AugPEConfig",
     "CTCLConfig",
-    "CatalogueEntry",
     "DPFTRLConfig",
     "DPFedAvg",
     "DPFedAvgConfig",
