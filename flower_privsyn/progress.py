@@ -86,7 +86,7 @@ class Progress:
         *,
         ended: Callable[[Stage], None] | None = None,
     ) -> None:
-        self._to = say
+        self._say = say
         self._ended = ended
         # Re-entrant: a stage may be updated from a callback that runs inside another update.
         self._lock = threading.RLock()
@@ -122,8 +122,8 @@ class Progress:
         """Pass a sentence on to whoever follows the work."""
         with self._lock:
             self._spoken = files.seconds()
-            if self._to is not None:
-                self._to(sentence)
+            if self._say is not None:
+                self._say(sentence)
 
     def _advance(self, stage: Stage, steps: int) -> None:
         with self._lock:
