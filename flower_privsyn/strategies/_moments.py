@@ -257,56 +257,37 @@ class MomentSketch:
     two_rounds: bool = False
 
     @classmethod
-    def of_joint(
-        cls, space: MomentSpace, query: Moments, releases: Sequence[SumOfUsers]
+    def of(
+        cls, space: MomentSpace, questions: Sequence[Moments], releases: Sequence[SumOfUsers]
     ) -> Self | None:
-        """Read first and second moments of the same releases; None without any.
+        """Read moments of the same releases, or a mean and then second moments about it.
 
         Args:
             space: the coordinates.
-            query: the question.
+            questions: one; or that of the first release, and that of those after it.
             releases: noisy sums.
+
+        Returns:
+            None where a release is missing that is needed.
         """
-        found = NoisyMoments.of(space, query, releases)
-        if found is None or found.second is None:
+        first_of = len(releases) if len(questions) == 1 else 1
+        first = after = NoisyMoments.of(space, questions[0], releases[:first_of])
+        if len(questions) > 1:
+            after = NoisyMoments.of(space, questions[1], releases[1:])
+        if first is None or after is None or after.second is None:
             return None
-        mean, noise = found.mean, found.mean_noise
+        mean, noise, covariance = first.mean, first.mean_noise, after.second
+        if after is first:
+            # What the noise adds to the square of the mean is known, and is taken off.
+            covariance = covariance - np.outer(mean, mean) + noise**2 * np.eye(len(mean))
         return cls(
             space=space,
             mean=mean,
-            # What the noise adds to the square of the mean is known, and is taken off.
-            covariance=found.second - np.outer(mean, mean) + noise**2 * np.eye(len(mean)),
+            covariance=covariance,
             mean_noise=noise,
-            covariance_noise=found.second_noise,
-            count=found.count,
-        )
-
-    @classmethod
-    def of_two_rounds(
-        cls,
-        space: MomentSpace,
-        questions: Sequence[Moments],
-        releases: Sequence[SumOfUsers],
-    ) -> Self | None:
-        """Read the paper's two rounds: a mean, then second moments about it; None without both.
-
-        Args:
-            space: the coordinates.
-            questions: of the first round, and of those after it.
-            releases: noisy sums; all after the first are of second moments.
-        """
-        first = NoisyMoments.of(space, questions[0], releases[:1])
-        after = NoisyMoments.of(space, questions[1], releases[1:])
-        if first is None or after is None or after.second is None:
-            return None
-        return cls(
-            space=space,
-            mean=first.mean,
-            covariance=after.second,
-            mean_noise=first.mean_noise,
             covariance_noise=after.second_noise,
             count=first.count,
-            two_rounds=True,
+            two_rounds=len(questions) > 1,
         )
 
     # ------------------------------------------------------------------ what it says

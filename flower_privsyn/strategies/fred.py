@@ -252,10 +252,7 @@ class ReleasedMoments(Method):
 
     def sketch(self) -> MomentSketch | None:
         """All releases of the run together; None where one that is needed was lost."""
-        space, releases = need(self._space), self.place.releases()
-        if len(self._questions) == 1:
-            return MomentSketch.of_joint(space, self._questions[0], releases)
-        return MomentSketch.of_two_rounds(space, self._questions, releases)
+        return MomentSketch.of(need(self._space), self._questions, self.place.releases())
 
     def finish(self, state: State) -> dict[str, Any]:  # noqa: ARG002
         """Write the release; where sets of text were named, rank them."""

@@ -329,7 +329,7 @@ class PreferencesByScores(Method):
         config, number = self.config, release.round_number
         if "group" not in state:
             space = need(self._space)
-            sketch = MomentSketch.of_joint(space, self._moments, [release.of_users])
+            sketch = MomentSketch.of(space, [self._moments], [release.of_users])
             if sketch is not None:
                 sketch.save(self.run.path)
                 if not sketch.noise_ratio <= WARN_ABOVE:

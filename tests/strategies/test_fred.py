@@ -183,7 +183,7 @@ class TestOneRelease:
         for _ in range(400):
             values = mechanism.release(total, random=random)
             noisy = SumOfUsers(values, 40.0, mechanism.standard_deviation)
-            found = need(MomentSketch.of_joint(exact.space, query, [noisy]))
+            found = need(MomentSketch.of(exact.space, [query], [noisy]))
             variances.append(np.diag(found.covariance))
             second = found.covariance + np.outer(found.mean, found.mean)
             second -= exact.covariance + np.outer(exact.mean, exact.mean)
