@@ -17,7 +17,8 @@ import numpy as np
 
 from benchmarks import Ratio, compared, shown
 from flower_privsyn.data.public_rows import TokenRows
-from flower_privsyn.queries import Cohort, JointSketch, frequent_bigrams
+from flower_privsyn.queries import Cohort, JointSketch
+from flower_privsyn.queries.joint_sketch import frequent_bigrams
 from flower_privsyn.training.selection import LogRatioScorer, select
 
 VOCABULARY = 8192
@@ -38,7 +39,7 @@ def main(given: Sequence[str] | None = None) -> list[Ratio]:
     shape = (arguments.users, arguments.tokens)
     texts = list(generator.choice(VOCABULARY, size=shape, p=law).astype(np.int64))
     cohort = Cohort.of(texts, np.arange(arguments.users), arguments.users)
-    keys = frequent_bigrams(texts, vocabulary=VOCABULARY, most=arguments.bigrams)
+    keys = frequent_bigrams([texts], vocabulary=VOCABULARY, most=arguments.bigrams)
     found = []
     for name, query in (
         ("tokens", JointSketch()),

@@ -1,7 +1,7 @@
 """What one user answers, one file per question. Pure numpy, no noise, no input or output."""
 
 from flower_privsyn.queries.arrays import Broadcast, Reads
-from flower_privsyn.queries.joint_sketch import JointSketch, frequent_bigrams
+from flower_privsyn.queries.joint_sketch import JointSketch
 from flower_privsyn.queries.model_delta import ConditionalDelta, ModelDelta
 from flower_privsyn.queries.moments import Moments
 from flower_privsyn.queries.nearest_neighbor import (
@@ -37,6 +37,5 @@ __all__ = [
     "Query",
     "Reads",
     "expand_scores",
-    "frequent_bigrams",
     "nearest_candidates",
 ]

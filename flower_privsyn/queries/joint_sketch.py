@@ -28,15 +28,13 @@ from flower_privsyn.queries.query import Cohort, Query, check_arrays, once_per_a
 #: Arrays of tokens, in a list or in an array of objects.
 _Records = Sequence[npt.NDArray[Any]] | npt.NDArray[np.object_]
 
-#: Tokens of public text whose pairs are sorted at a time: about 100 MiB.
-_MOST_HELD: Final = 2**22
 
-
-def frequent_bigrams(rows: Iterable[npt.NDArray[Any]], *, vocabulary: int, most: int) -> IntArray:
+def frequent_bigrams(parts: Iterable[_Records], *, vocabulary: int, most: int) -> IntArray:
     """The bigrams that public text has most of.
 
     Args:
-        rows: public texts, the tokens of each in `range(vocabulary)`.
+        parts: public texts, as many at a time as are sorted at a time, the tokens of each in
+            `range(vocabulary)`.
         vocabulary: V.
         most: K, how many at most, >= 1.
 
@@ -45,7 +43,7 @@ def frequent_bigrams(rows: Iterable[npt.NDArray[Any]], *, vocabulary: int, most:
         those with the smaller keys are kept.
     """
     keys, counts = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
-    for part in _parts(rows):
+    for part in parts:
         text = _Text.of(part, np.zeros(len(part), dtype=np.int64))
         # Few of so many pairs are distinct, and these alone are sorted beside what is there.
         found, times = np.unique(text.bigrams(vocabulary)[1], return_counts=True)
@@ -54,19 +52,6 @@ def frequent_bigrams(rows: Iterable[npt.NDArray[Any]], *, vocabulary: int, most:
         counts = np.bincount(places, weights=numbers, minlength=len(keys)).astype(np.int64)
     chosen = np.lexsort((keys, -counts))[:most]
     return np.sort(keys[chosen])
-
-
-def _parts(rows: Iterable[npt.NDArray[Any]]) -> Iterator[list[npt.NDArray[Any]]]:
-    """Rows of about so many tokens at a time."""
-    part: list[npt.NDArray[Any]] = []
-    held = 0
-    for row in rows:
-        part.append(row)
-        held += len(row)
-        if held >= _MOST_HELD:
-            yield part
-            part, held = [], 0
-    yield part
 
 
 def find_bigrams(keys: IntArray, pairs: IntArray) -> tuple[IntArray, npt.NDArray[np.bool_]]:

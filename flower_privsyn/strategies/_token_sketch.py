@@ -185,7 +185,7 @@ class SketchedText:
             file = self.place.run.path / "bigrams.npy"
             if not file.exists():
                 found = frequent_bigrams(
-                    (public[index] for index in range(len(public))),
+                    (np.split(one.tokens, np.cumsum(one.lengths)[:-1]) for one in public.chunks()),
                     vocabulary=public.vocabulary,
                     most=config.num_bigrams,
                 )

@@ -35,10 +35,10 @@ from flower_privsyn.queries import (
     Moments,
     NearestNeighborHistogram,
     Query,
-    frequent_bigrams,
 )
 from flower_privsyn.queries.arithmetic import RightFactor, exact_product
 from flower_privsyn.queries.arrays import Broadcast
+from flower_privsyn.queries.joint_sketch import frequent_bigrams
 from flower_privsyn.queries.model_delta import pack_conditions
 from flower_privsyn.testing import random_cohort
 from tests.support.audit import assert_audit_comes_near
@@ -144,7 +144,7 @@ def public(
     points = made(points)
     if isinstance(query, JointSketch):
         text = [generator.integers(0, VOCABULARY, 500)]
-        pairs = frequent_bigrams(text, vocabulary=VOCABULARY, most=200)
+        pairs = frequent_bigrams([text], vocabulary=VOCABULARY, most=200)
         return query.broadcast(VOCABULARY, pairs if query.bigram_share else None)
     if isinstance(query, ModelDelta):
         sent = {"parameters": points[0]}
