@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime
 from typing import Final
 
@@ -85,29 +85,43 @@ class Columns:
         """What is read where it is there, each once."""
         return tuple(dict.fromkeys((*self.required, self.date, *self.labels)))
 
-    def missing(self, name: str, names: Iterable[str], *, schema: bool) -> str:
+    def check(self, names: Sequence[str], where: str) -> None:
+        """Refuse a source without the columns that are needed, or with one that is read twice.
+
+        Args:
+            names: Of its columns.
+            where: It is, for the sentence.
+
+        Raises:
+            DataError: The sentence names the column.
+        """
+        for name in self.required:
+            if name not in names:
+                raise DataError(f"{where} {self.missing(name, names)}.")
+        for name in self.wanted:
+            if names.count(name) > 1:
+                raise DataError(
+                    f"{where} has {names.count(name)} columns {name!r}; one must be left."
+                )
+
+    def missing(self, name: str, names: Sequence[str]) -> str:
         """What to say of a column that is not there: "has no column ...".
 
         Args:
             name: Of the column.
-            names: Of those that are there.
-            schema: Whether these are names for sure. What stands in the first row of a file may be
-                somebody's text, and is shown to its owner alone. In no case what does not look like
-                a name: tables are made of such files.
+            names: Of those that are there, which are shown to their owner alone: what stands in the
+                first row of a file may be somebody's text. In no case what does not look like a
+                name: tables are made of such files.
         """
-        names = list(names)
-        start = f"has no column {name!r}"
-        hint = ""
-        if name == self.client:
-            hint = "; name the one that says whose a row is: client-column"
-        elif name in self.texts:
-            hint = "; name the one that holds the text: text-column"
-        if not (schema or self.strict) or not all(_NAME.fullmatch(other) for other in names):
-            shown = f" among its {len(names)}; the first row of text must hold their names"
-            return f"{start}{shown}{hint}"
-        if near := difflib.get_close_matches(name, names, n=1):
-            start += f" (did you mean {near[0]!r}?)"
-        return f"{start}; its columns are {', '.join(map(repr, names))}{hint}"
+        wanted = "says whose a row is: client" if name == self.client else "holds the text: text"
+        said = f"has no column {name!r}"
+        if not self.strict or not all(map(_NAME.fullmatch, names)):
+            said += f" among its {len(names)}; the first row of text must hold their names"
+        else:
+            if near := difflib.get_close_matches(name, names, n=1):
+                said += f" (did you mean {near[0]!r}?)"
+            said += f"; its columns are {', '.join(map(repr, names))}"
+        return f"{said}; name the one that {wanted}-column"
 
     def user(self, place: str, cells: Cells) -> str:
         """Whose a row is.

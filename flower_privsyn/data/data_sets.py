@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from flower_privsyn.data.columns import Cells, Columns
-from flower_privsyn.data.read import check_names, rows_of_table, suffix_of
+from flower_privsyn.data.read import rows_of_table, suffix_of
 from flower_privsyn.errors import DataError, MissingExtraError, PrivsynError
 from flower_privsyn.models.library import shorten
 
@@ -170,7 +170,7 @@ def rows_of(dataset: Any, columns: Columns, *, where: str) -> Iterator[tuple[str
             "source must be a file, a folder, a data set name, a datasets.Dataset without "
             f"streaming, or a table, got {type(dataset).__name__}."
         )
-    check_names(dataset.column_names, columns, where, schema=True)
+    columns.check(dataset.column_names, where)
     present = [name for name in dataset.column_names if name in columns.wanted]
     # Not by the library's own columns, which are read row by row, seconds per 100,000 rows.
     table = dataset.select_columns(present).with_format("arrow")[:].select(present)

@@ -9,7 +9,7 @@ import gzip
 import io
 import json
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -163,7 +163,7 @@ def _read_json(path: Path, columns: Columns) -> Iterator[tuple[str, Cells]]:
         # Lines have no columns: what is in none of a row's keys must not decide for the file.
         yield place, {name: row.get(name) for name in columns.wanted}
     if first and unseen and columns.strict:
-        raise DataError(f"{path} {columns.missing(min(unseen), first, schema=False)}.")
+        raise DataError(f"{path} {columns.missing(min(unseen), list(first))}.")
 
 
 def json_values(path: Path) -> Iterator[tuple[str, object]]:
@@ -278,28 +278,8 @@ def _header(path: Path, text: io.TextIOWrapper, columns: Columns) -> tuple[int, 
     delimiter, names = max(
         found, key=lambda one: (len(set(columns.required).intersection(one[1])), len(one[1]))
     )
-    check_names(names, columns, str(path), schema=False)
+    columns.check(names, str(path))
     return lines, delimiter, names
-
-
-def check_names(names: Sequence[str], columns: Columns, where: str, *, schema: bool) -> None:
-    """Refuse a source without the columns that are needed, or with one that is read twice.
-
-    Args:
-        names: Of its columns.
-        columns: Which to read.
-        where: It is, for the sentence.
-        schema: See `Columns.missing`.
-
-    Raises:
-        DataError: The sentence names the column.
-    """
-    for name in columns.required:
-        if name not in names:
-            raise DataError(f"{where} {columns.missing(name, names, schema=schema)}.")
-    for name in columns.wanted:
-        if names.count(name) > 1:
-            raise DataError(f"{where} has {names.count(name)} columns {name!r}; one must be left.")
 
 
 # ---- Arrow and pandas --------------------------------------------------------------------------
@@ -312,7 +292,7 @@ def _read_parquet(path: Path, columns: Columns) -> Iterator[tuple[str, Cells]]:
     try:
         with pq.ParquetFile(path) as file:
             names = file.schema_arrow.names
-            check_names(names, columns, str(path), schema=True)
+            columns.check(names, str(path))
             present, done = [name for name in columns.wanted if name in names], 0
             for batch in file.iter_batches(batch_size=_PART_ROWS, columns=present):
                 table = pa.Table.from_batches([batch])
@@ -353,7 +333,7 @@ def rows_of_table(
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise DataError(f"{where} is none that Arrow reads ({type(error).__name__}).") from None
     names = list(table.columns) if frame else table.column_names
-    check_names(names, columns, where, schema=True)
+    columns.check(names, where)
     read = {
         name: _objects(table[name]) if frame else _values(table[name], name, columns, where)
         for name in columns.wanted
