@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from flower_privsyn.checks import Settings
 from flower_privsyn.data.sentences import sentence_ends
-from flower_privsyn.data.users import Users, parse_min_date, seed_key
+from flower_privsyn.data.users import Users, few, parse_min_date, seed_key
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.models.text_batches import MOST_CHARACTERS, text_batches
 from flower_privsyn.privacy import skipping
@@ -357,14 +357,11 @@ def class_names(setting: str) -> tuple[str, ...]:
         ConfigError: One is empty, occurs twice, is too long or cannot be printed, or there are too
             many.
     """
-    if not setting.strip():
-        return ()
-    names = tuple(name.strip() for name in setting.split(";"))
+    names = tuple(name.strip() for name in setting.split(";")) if setting.strip() else ()
     if not are_class_names(names):
-        shown = repr(setting) if len(setting) <= 2 * LONGEST_CLASS else f"{len(names):,} names"
         raise ConfigError(
             f"classes must be different names with semicolons between them, {CLASS_NAMES}, "
-            f"got {shown}."
+            f"got {few(names)}."
         )
     return names
 
