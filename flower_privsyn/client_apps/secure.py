@@ -38,7 +38,7 @@ from flower_privsyn.files import (
 )
 from flower_privsyn.messages import secure as secure_wire
 from flower_privsyn.messages import wire
-from flower_privsyn.privacy import SecureRandom
+from flower_privsyn.privacy import GaussianMechanism, SecureRandom
 from flower_privsyn.privacy.mechanisms import STEPS
 from flower_privsyn.secure_aggregation.codec import pack, unpack
 from flower_privsyn.secure_aggregation.keys import NodeKey, digest, whole
@@ -57,7 +57,7 @@ from flower_privsyn.secure_aggregation.node import (
     unmask,
 )
 from flower_privsyn.secure_aggregation.roster import Roster, Session
-from flower_privsyn.secure_aggregation.terms import LEAST_STEPS
+from flower_privsyn.secure_aggregation.terms import LEAST_STEPS, Terms
 
 T = TypeVar("T", Advertised, Shared, Masked, Agreed)
 
@@ -340,7 +340,7 @@ class SecureRounds:
             state = store.state(session, Shared)
             if ask.secure != state.roster.terms:
                 raise ProtocolError("the question is for other terms than the roster")
-            deviation = noise_steps(ask)
+            deviation = noise_steps(ask.release.mechanism, state.roster.terms)
             key = _key(context)
             _check_roster(state.roster, guard_of(context), key)
             ready = receive(state, active=mail.active, letters=mail.letters)
@@ -384,16 +384,13 @@ class SecureRounds:
         return Message(secure_wire.pack(shares), reply_to=message)
 
 
-def noise_steps(ask: wire.Ask) -> float:
+def noise_steps(mechanism: GaussianMechanism, terms: Terms) -> float:
     """Standard deviation of one node's noise in steps of the grid.
 
     Raises:
-        WireError: the question names no terms, or too little noise to hide an answer.
+        WireError: it is too little noise to hide an answer.
     """
-    if ask.secure is None:
-        raise wire.WireError("the request names no terms of secure aggregation")
-    mechanism = ask.release.mechanism
-    deviation = mechanism.standard_deviation * ask.secure.noise_share * STEPS
+    deviation = mechanism.standard_deviation * terms.noise_share * STEPS
     if deviation < LEAST_STEPS:
         raise wire.WireError(
             f"the request's noise multiplier {mechanism.noise_multiplier:g} leaves each node "

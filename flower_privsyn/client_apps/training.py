@@ -194,7 +194,7 @@ class _Tokens:
                     for place, name in users
                 ],
             )
-            if update is None or not is_finite(update):
+            if update is None or not np.isfinite(update).all():
                 skipping.note([self.user_ids[user]], records=0)
             elif len(update):
                 yield Cohort(update[None], alone, 1)
@@ -254,12 +254,6 @@ class _Tokens:
             into=moved,
         )
         return np.empty(0, dtype=np.float32) if update is None else update
-
-
-def is_finite(update: npt.NDArray[np.float32]) -> bool:
-    """Whether every number is finite; by one that is, where that says so."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        return bool(np.isfinite(np.dot(update, update)) or np.isfinite(update).all())
 
 
 @dataclass(frozen=True, repr=False)

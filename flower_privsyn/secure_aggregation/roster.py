@@ -121,6 +121,8 @@ class Roster:
         self.terms = terms
         shown = sorted(cards, key=lambda card: card.name)
         self.cards = {card.name: card for card in shown}
+        self._names = list(self.cards)
+        self._points = {name: index + 1 for index, name in enumerate(self._names)}
         for kind in ("name", "node_key", "seal_key", "mask_key"):
             if len({getattr(card, kind) for card in shown}) < len(shown):
                 raise ProtocolError(f"two nodes of the roster have one {kind.replace('_', ' ')}")
@@ -151,14 +153,6 @@ class Roster:
     def graph(self) -> Graph:
         """Who shares masks with whom; seconds for ten thousand nodes, so `check_allowed` first."""
         return graph_of(len(self.cards), self.terms)
-
-    @cached_property
-    def _names(self) -> list[int]:
-        return list(self.cards)
-
-    @cached_property
-    def _points(self) -> dict[int, int]:
-        return {name: index + 1 for index, name in enumerate(self._names)}
 
     @cached_property
     def _order(self) -> list[int]:

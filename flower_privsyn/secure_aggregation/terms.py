@@ -144,15 +144,12 @@ class Terms:
             raise ConfigError(
                 f"secure aggregation takes at most {MOST_NODES:,} nodes, got {nodes:,}"
             )
-        if self.least_nodes > nodes:
+        if not self.signatures(nodes) <= self.least_nodes <= nodes:
             raise ConfigError(
-                f"least-nodes = {self.least_nodes} is more than the {nodes} nodes there are"
-            )
-        if self.least_nodes < self.signatures(nodes):
-            raise ConfigError(
-                f"least-nodes must be at least {self.signatures(nodes)} for {nodes} nodes of "
-                f"which {self.colluding} may collude (colluding-nodes), got {self.least_nodes}: "
-                "two sets of survivors could each be signed by enough nodes"
+                f"least-nodes must be between {self.signatures(nodes)} and {nodes} for {nodes} "
+                f"nodes of which {self.colluding} may collude (colluding-nodes), got "
+                f"{self.least_nodes}: of fewer, two sets of survivors could each be signed by "
+                "enough nodes"
             )
 
 

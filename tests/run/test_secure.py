@@ -470,7 +470,7 @@ class TestSettings:
             ({"sampling": "fixed-size", "sample_size": 3}, 'needs sampling = "full" or "poisson"'),
             ({"min_users": 3}, "min-users = 0 or none, got 3"),
             ({"noise_multiplier": 0.0}, "no node answers with noise-multiplier = 0"),
-            ({"least_nodes": 4}, "least-nodes must be at least 5 for 6 nodes"),
+            ({"least_nodes": 4}, "least-nodes must be between 5 and 6 for 6 nodes"),
             ({"secure_aggregation": False, "colluding_nodes": 1}, "colluding-nodes = 1 needs sec"),
         ],
     )

@@ -28,8 +28,12 @@ def test_defaults_bear_a_third_who_collude_and_an_eighth_who_are_lost() -> None:
     [
         (2, {}, "takes at least 4 nodes .*, got 2"),
         (LEAST_ROSTER - 1, {}, "takes at least 4 nodes"),
-        (6, {"least_nodes": 7}, "least-nodes = 7 is more than the 6 nodes there are"),
-        (16, {"least_nodes": 10, "colluding": 5}, "least-nodes must be at least 11 for 16 nodes"),
+        (6, {"least_nodes": 7}, "least-nodes must be between 5 and 6 for 6 nodes"),
+        (
+            16,
+            {"least_nodes": 10, "colluding": 5},
+            "least-nodes must be between 11 and 16",
+        ),
         (6, {"least_nodes": 6, "colluding": 5}, "fewer than 2 honest"),
         (20_000, {"least_nodes": 9_000, "colluding": 5}, "at most 10,000"),
     ],
