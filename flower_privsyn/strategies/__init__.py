@@ -9,11 +9,6 @@ from flower_privsyn.run.method import Method, RunContext
 from flower_privsyn.run.question import Question, RecordSource, ReleasedSum, State
 from flower_privsyn.run.settings import PrivateSumConfig
 from flower_privsyn.run.strategy import PrivateSumStrategy
-from flower_privsyn.strategies._moments import MomentSketch
-from flower_privsyn.strategies._training import (
-    FederatedTraining,
-    FederatedTrainingConfig,
-)
 from flower_privsyn.strategies.aug_pe import AugPE, AugPEConfig
 from flower_privsyn.strategies.ctcl import CTCL, CTCLConfig
 from flower_privsyn.strategies.dp_fedavg import DPFedAvg, DPFedAvgConfig
@@ -21,11 +16,7 @@ from flower_privsyn.strategies.dp_ftrl import DPFTRL, DPFTRLConfig
 from flower_privsyn.strategies.fred import FreD, FreDConfig
 from flower_privsyn.strategies.hybrid import Hybrid, HybridConfig
 from flower_privsyn.strategies.joint_sketch import JointSketch, JointSketchConfig
-from flower_privsyn.strategies.popri import (
-    POPri,
-    POPriConfig,
-    PreferenceTrainer,
-)
+from flower_privsyn.strategies.popri import POPri, POPriConfig
 from flower_privsyn.strategies.private_evolution import PrivateEvolution, PrivateEvolutionConfig
 from flower_privsyn.strategies.public_mid_training import (
     PublicMidTraining,
@@ -41,8 +32,6 @@ __all__ = [
     "DPFTRLConfig",
     "DPFedAvg",
     "DPFedAvgConfig",
-    "FederatedTraining",
-    "FederatedTrainingConfig",
     "FreD",
     "FreDConfig",
     "Hybrid",
@@ -50,10 +39,8 @@ __all__ = [
     "JointSketch",
     "JointSketchConfig",
     "Method",
-    "MomentSketch",
     "POPri",
     "POPriConfig",
-    "PreferenceTrainer",
     "PrivateEvolution",
     "PrivateEvolutionConfig",
     "PrivateSumConfig",

@@ -23,13 +23,8 @@ from flower_privsyn.privacy import (
 from flower_privsyn.run import RunDirectory, rounds
 from flower_privsyn.run.plan import plan_of
 from flower_privsyn.run.question import need
-from flower_privsyn.strategies import (
-    DPFTRL,
-    DPFedAvg,
-    DPFTRLConfig,
-    FederatedTrainingConfig,
-    ReleasedSum,
-)
+from flower_privsyn.strategies import DPFTRL, DPFedAvg, DPFTRLConfig, ReleasedSum
+from flower_privsyn.strategies._training import FederatedTrainingConfig
 from flower_privsyn.training.local import LocalModel
 from tests.support.correlated import noise_matrix, prefix_std, worst_deviation
 from tests.support.federation import asked, silent_users, training_nodes

@@ -27,7 +27,8 @@ from flower_privsyn.privacy import (
 from flower_privsyn.queries import Moments
 from flower_privsyn.report import write_run_page
 from flower_privsyn.run.question import SumOfUsers, need
-from flower_privsyn.strategies import FreD, FreDConfig, MomentSketch
+from flower_privsyn.strategies import FreD, FreDConfig
+from flower_privsyn.strategies._moments import MomentSketch
 from flower_privsyn.testing import HashEmbedder, LoopbackGrid, flower_identity
 from tests.support.federation import WORDS, asked, embedding_nodes, make_users, rounds_asked
 from tests.support.probe import Killed, dying_in

@@ -20,13 +20,13 @@ from flower_privsyn.strategies import (
     DPFedAvg,
     DPFedAvgConfig,
     DPFTRLConfig,
-    FederatedTraining,
     PublicMidTraining,
     PublicMidTrainingConfig,
     ReleasedSum,
     State,
 )
 from flower_privsyn.strategies._noise_alone import LOST_BY_CHOICE, MOST_LOST, NoiseAlone
+from flower_privsyn.strategies._training import FederatedTraining
 from flower_privsyn.training.local import LocalModel
 from tests.support.correlated import noise_matrix
 from tests.support.federation import asked, training_nodes

@@ -12,7 +12,8 @@ import pytest
 
 from flower_privsyn.run.question import need
 from flower_privsyn.run.rounds import last_state
-from flower_privsyn.strategies import MomentSketch, POPri, POPriConfig
+from flower_privsyn.strategies import POPri, POPriConfig
+from flower_privsyn.strategies._moments import MomentSketch
 from flower_privsyn.testing import HashEmbedder
 from tests.support.federation import WORDS, make_users
 from tests.support.run_files import releases
