@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import math
 from collections import Counter
 from dataclasses import replace
 
@@ -12,8 +10,6 @@ from flower_privsyn.privacy.accounting import Release
 from flower_privsyn.privacy.correlated_noise import Correlation
 from flower_privsyn.privacy.ledger import PrivacyLedger
 from flower_privsyn.privacy.plan import Phase, Plan, calibrate_open_releases
-
-logger = logging.getLogger("flwr.privsyn")
 
 #: Room for rounding when the noise of a plan is held against a budget, relative.
 _ROUNDING = 1e-6
@@ -47,12 +43,6 @@ def calibrated(plan: Plan, *, epsilon: float | None, ledger: PrivacyLedger | Non
             phases.append(phase)
         elif first in begun:
             correlation, multiplier = begun[first]
-            stated = phase.noise_multiplier
-            if stated is not None and not math.isclose(stated, multiplier, rel_tol=_ROUNDING):
-                raise ConfigError(
-                    f'the phase "{phase.name}" was begun with a noise multiplier of '
-                    f"{multiplier:.6g}, by the ledger, and the settings state {stated:.6g}"
-                )
             phases.append(
                 replace(
                     phase,
@@ -107,7 +97,7 @@ def _for_the_rest(plan: Plan, planned: float, ledger: PrivacyLedger) -> float:
     if ledger.epsilon_budget is None or ledger.allows(left(planned)):
         return planned
     try:
-        multiplier = calibrate_open_releases(
+        return calibrate_open_releases(
             left,
             settled=ledger.committed,
             epsilon=ledger.epsilon_budget,
@@ -115,18 +105,7 @@ def _for_the_rest(plan: Plan, planned: float, ledger: PrivacyLedger) -> float:
             accountant=ledger.accountant,
         )
     except ConfigError as error:
-        raise BudgetExceededError(
-            f"the {plan.rounds - behind} rounds that are left do not fit into what the "
-            f"{len(ledger.releases)} charged ones leave of epsilon = {ledger.epsilon_budget:g}, "
-            "whatever their noise"
-        ) from error
-    logger.warning(
-        "noise multiplier %.5g from now on, in place of %.5g: the rounds that were charged "
-        "leave no room for less",
-        multiplier,
-        planned,
-    )
-    return multiplier
+        raise BudgetExceededError(f"the rounds that are left do not fit: {error}") from error
 
 
 def left_after(plan: Plan, behind: int) -> Counter[Release]:
