@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from flower_privsyn.errors import ConfigError, FederationError, GenerationError
+from flower_privsyn.errors import BudgetExceededError, ConfigError, FederationError, GenerationError
 from flower_privsyn.files import is_disk_full
 from flower_privsyn.privacy import (
     FullParticipation,
