@@ -33,7 +33,7 @@ from flower_privsyn.strategies.dp_ftrl import DPFTRLConfig
 if TYPE_CHECKING:
     from flower_privsyn.data.public_rows import PublicRows
     from flower_privsyn.training.distillation import Distillation
-    from flower_privsyn.training.selection import Kept
+    from flower_privsyn.training.selection import Selection
 
 
 #: Weight of the teacher beside the whole loss of the text: the paper has one, and does not print
@@ -270,7 +270,7 @@ class TrainingInHalves(FederatedTraining):
         LocalModel(start).save(before, state["parameters"])
         chosen = self._choose(before)
         public = need(self._public)
-        texts = [public.text_of(index) for index in chosen.indices]
+        texts = [public.text_of(index) for index in chosen.indices.tolist()]
         with self.progress.stage("Learn from public text", config.student_steps) as stage:
             training = fine_tune(
                 before,
@@ -287,8 +287,8 @@ class TrainingInHalves(FederatedTraining):
                 "public_rows": len(public),
                 "public_tokens": int(public.lengths.sum()),
                 "chosen_rows": len(chosen.indices),
-                "chosen_tokens": chosen.tokens,
-                "duplicates": chosen.duplicates,
+                "chosen_tokens": sum(map(len, chosen.tokens)),
+                "duplicates": chosen.overlapping,
                 "steps": len(training.losses),
                 "epochs": training.epochs,
                 "first_loss": training.losses[0],
@@ -297,13 +297,13 @@ class TrainingInHalves(FederatedTraining):
         )
         return self.begun_from(state, f"models/{AFTER}")
 
-    def _choose(self, private: Path) -> Kept:
+    def _choose(self, private: Path) -> Selection:
         """The rows to train on, best first.
 
         log p_private(x) + log p_public(x) says which, or the first of them alone, as the paper has
         it. What the public model says of rows no run changes: it stays beside them.
         """
-        from flower_privsyn.training.selection import keep_share, likelihoods
+        from flower_privsyn.training.selection import likelihoods, select
 
         config, public = self.config, need(self._public)
         if config.public_rows == "matched":
@@ -323,9 +323,8 @@ class TrainingInHalves(FederatedTraining):
             scores = draw.permutation(len(public)).astype(np.float64)
         # Short rows have the average log-probabilities that vary most.
         scores = np.where(public.lengths < config.least_row_tokens, -np.inf, scores)
-        return keep_share(
-            public, scores, share=1.0 if config.public_rows == "all" else config.select_share
-        )
+        share = 1.0 if config.public_rows == "all" else config.select_share
+        return select(public, scores, share=share)
 
 
 @final

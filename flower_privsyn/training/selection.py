@@ -142,21 +142,29 @@ def select(
     rows: Sequence[IntArray] | PublicRows,
     scores: Float64Array,
     *,
-    count: int,
+    count: int | None = None,
+    share: float = 1.0,
     most_overlap: float = 1.0,
 ) -> Selection:
     """Choose rows.
 
-    In the order of their scores, rows are chosen until there are enough; passed over is who has no
-    finite score, or overlaps too much with who was chosen before. Equal ones go by their place.
+    In the order of their scores, rows are chosen until there are enough, or the next one would go
+    beyond the share; passed over is who has no finite score, or overlaps too much with who was
+    chosen before. Equal scores go by their place.
+
+    Rows differ in length, and training costs tokens: of the rows of Wang et al., which are all as
+    long, the same share of rows is the same share of tokens.
 
     Args:
         rows: public rows.
         scores: (n,) how much each is wanted.
-        count: how many are chosen; fewer where there are not as many to choose from.
+        count: how many are chosen; fewer where there are not as many to choose from. None for no
+            number.
+        share: in (0, 1], of the tokens of all rows, which those that are chosen have at most.
         most_overlap: in (0, 1]; a row is left out of whose n-grams more than this share are in rows
-            chosen before it. 1 leaves nothing out.
+            chosen before it. 1 leaves nothing out, and without a count who equals one.
     """
+    left = int(share * sum(len(rows[index]) for index in range(len(rows)))) if share < 1 else None
     chosen: list[int] = []
     tokens: list[IntArray] = []
     known: set[int] = set()
@@ -167,10 +175,14 @@ def select(
         row = rows[index]
         if most_overlap < 1:
             own = _ngrams(row)
-            if len(known & own) > most_overlap * len(own):
-                overlapping += 1
-                continue
-            known |= own
+        else:
+            own = {hash(row.tobytes())} if count is None else set()
+        if own and len(known & own) > (most_overlap * len(own) if most_overlap < 1 else 0):
+            overlapping += 1
+            continue
+        if left is not None and (left := left - len(row)) < 0:
+            break
+        known |= own
         chosen.append(index)
         tokens.append(row)
     return Selection(
@@ -240,54 +252,3 @@ def likelihoods(
             np.save(opened, np.concatenate(found))
     scores: Float64Array = np.load(file, mmap_mode="r")
     return scores
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Kept:
-    """The rows that are kept.
-
-    Attributes:
-        indices: their places in the corpus, best first.
-        tokens: how many all of them have.
-        duplicates: rows passed over because they equal one that is kept.
-    """
-
-    indices: list[int]
-    tokens: int
-    duplicates: int
-
-
-def keep_share(
-    rows: Sequence[IntArray] | PublicRows, scores: Float64Array, *, share: float
-) -> Kept:
-    """Keep the best rows, as many as have a share of the corpus's tokens at most.
-
-    Rows differ in length, and training costs tokens: of the paper's rows, which are all as long,
-    the same share of rows is the same share of tokens. They are taken in the order of their scores,
-    equal scores in the order of the corpus. A row with the same tokens as one that is kept is
-    passed over and takes nothing of the share; nor can a row without a finite score be kept. The
-    first other row that would go beyond the share ends it: a shorter one further down is not taken
-    in its place.
-
-    Args:
-        rows: the n rows of the corpus, as token ids.
-        scores: (n,) the higher, the more wanted.
-        share: in (0, 1], of the tokens of all rows.
-    """
-    most = left = int(share * sum(len(rows[index]) for index in range(len(rows))))
-    usable = np.flatnonzero(np.isfinite(scores))
-    known: set[bytes] = set()
-    kept: list[int] = []
-    duplicates = 0
-    for index in usable[np.lexsort((usable, -scores[usable]))].tolist():
-        row = np.asarray(rows[index], dtype="<i8")
-        digest = hashlib.blake2b(row.tobytes(), digest_size=16).digest()
-        if digest in known:
-            duplicates += 1
-            continue
-        if len(row) > left:
-            break
-        known.add(digest)
-        kept.append(index)
-        left -= len(row)
-    return Kept(indices=kept, tokens=most - left, duplicates=duplicates)

@@ -15,7 +15,6 @@ from flower_privsyn.training import selection as module
 from flower_privsyn.training.selection import (
     NGRAM,
     LogRatioScorer,
-    keep_share,
     likelihoods,
     select,
     surprisal_weights,
@@ -190,18 +189,19 @@ class TestLikelihoods:
         assert np.array_equal(whole, scored(rows))
 
 
-class TestKeepShare:
+class TestShare:
     def test_the_best_rows_up_to_a_share_of_the_tokens(self) -> None:
         rows = [np.full(length, place) for place, length in enumerate((10, 20, 30, 40))]
         scores = np.array([-3.0, -1.0, -2.0, -4.0])
-        found = keep_share(rows, scores, share=0.5)
-        assert (found.indices, found.tokens, found.duplicates) == ([1, 2], 50, 0)
+        found = select(rows, scores, share=0.5)
+        assert (found.indices.tolist(), found.overlapping) == ([1, 2], 0)
+        assert sum(map(len, found.tokens)) == 50
         # The row that would go beyond it ends it: none further down takes its place.
-        assert keep_share(rows, scores, share=0.49).indices == [1]
-        assert keep_share(rows, scores, share=1.0).indices == [1, 2, 0, 3]
+        assert select(rows, scores, share=0.49).indices.tolist() == [1]
+        assert select(rows, scores, share=1.0).indices.tolist() == [1, 2, 0, 3]
 
     def test_ties_go_by_place_and_duplicates_are_kept_once(self) -> None:
         rows = [np.array(row) for row in ([1, 2], [3, 4], [1, 2], [5, 6], [1, 2])]
         scores = np.array([-1.0, -1.0, -1.0, np.nan, -np.inf])
-        found = keep_share(rows, scores, share=1.0)
-        assert (found.indices, found.duplicates) == ([0, 1], 1)
+        found = select(rows, scores, share=1.0)
+        assert (found.indices.tolist(), found.overlapping) == ([0, 1], 1)
