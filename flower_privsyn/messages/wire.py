@@ -17,7 +17,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from enum import Enum, IntEnum
 from functools import lru_cache
-from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -489,37 +489,34 @@ _broadcasts: OrderedDict[tuple[tuple[str, bytes], ...], dict[str, npt.NDArray[An
 _broadcasts_lock = threading.Lock()
 
 
-class ClientErrorCode(IntEnum):
-    """Everything a failing client may say. The numbers are stable and carry no data."""
-
-    INTERNAL = 1000
-    BAD_REQUEST = 1001
-    DATA_UNAVAILABLE = 1002
-    EMBEDDER_UNAVAILABLE = 1003
-    UNKNOWN_QUERY = 1004
-    NOT_ALLOWED = 1005
-    PROTOCOL = 1007
-    ACCOUNT = 1008
-    OTHER_VERSION = 1009
-
-
 #: Where a node says more than it sends.
 NODE_LOG: Final = "its own log says why"
 
-#: The fixed sentence of each code: the only error text that leaves a client.
-CLIENT_ERROR_TEXT: Mapping[ClientErrorCode, str] = {
-    ClientErrorCode.INTERNAL: f"the client app failed; {NODE_LOG}",
-    ClientErrorCode.BAD_REQUEST: "the client app does not understand the request",
-    ClientErrorCode.DATA_UNAVAILABLE: f"the node's text could not be loaded; {NODE_LOG}",
-    ClientErrorCode.EMBEDDER_UNAVAILABLE: "the node's model could not be loaded",
-    ClientErrorCode.UNKNOWN_QUERY: "the client app does not answer every question of the run",
-    ClientErrorCode.NOT_ALLOWED: "the node's owner does not allow this question",
-    ClientErrorCode.PROTOCOL: "the node takes no part in this step of secure aggregation; its own "
-    "log says why",
-    ClientErrorCode.ACCOUNT: f"the node's own account cannot be kept; {NODE_LOG}",
-    ClientErrorCode.OTHER_VERSION: "the client app speaks another protocol than this server: "
-    "install the same flower-privsyn on both sides",
-}
+
+class ClientErrorCode(IntEnum):
+    """Everything a failing client may say. The numbers are stable and carry no data.
+
+    Attributes:
+        text: the fixed sentence of each: the only error text that leaves a client.
+    """
+
+    text: str
+
+    def __new__(cls, code: int, text: str) -> Self:
+        """A code with its sentence."""
+        made = int.__new__(cls, code)
+        made._value_, made.text = code, text
+        return made
+
+    INTERNAL = 1000, f"the client app failed; {NODE_LOG}"
+    BAD_REQUEST = 1001, "the client app does not understand the request"
+    DATA_UNAVAILABLE = 1002, f"the node's text could not be loaded; {NODE_LOG}"
+    EMBEDDER_UNAVAILABLE = 1003, "the node's model could not be loaded"
+    UNKNOWN_QUERY = 1004, "the client app does not answer every question of the run"
+    NOT_ALLOWED = 1005, "the node's owner does not allow this question"
+    PROTOCOL = 1007, f"the node takes no part in this step of secure aggregation; {NODE_LOG}"
+    ACCOUNT = 1008, f"the node's own account cannot be kept; {NODE_LOG}"
+    OTHER_VERSION = 1009, "the client app speaks another protocol: install one version on all sides"
 
 
 def message_type(query: type[Query] | Query) -> str:
@@ -872,23 +869,20 @@ def unpack_answer(
 
 def words_of(code: int) -> str:
     """The fixed sentence of an error code; one for all codes that are none of a client's."""
-    known = {int(known): text for known, text in CLIENT_ERROR_TEXT.items()}
-    return known.get(code, "an error of Flower")
+    return next((one.text for one in ClientErrorCode if one == code), "an error of Flower")
 
 
 def error_reply(code: ClientErrorCode, message: Message) -> Message:
     """The reply of a client that failed: a fixed code and its fixed sentence."""
-    return Message(Error(code=int(code), reason=CLIENT_ERROR_TEXT[code]), reply_to=message)
+    return Message(Error(code=int(code), reason=code.text), reply_to=message)
 
 
 def unexpected_records(message: Message) -> list[str]:
     """Names of records in a client's message that are neither public, masked nor accounted."""
-    found: list[str] = []
     if message.has_error():
-        reasons = {(int(code), text) for code, text in CLIENT_ERROR_TEXT.items()}
-        if (message.error.code, message.error.reason) not in reasons:
-            found.append("error text")
-        return found
+        said = (message.error.code, message.error.reason)
+        return [] if said in [(one, one.text) for one in ClientErrorCode] else ["error text"]
+    found: list[str] = []
     for name, record in message.content.items():
         keys = set(record)
         if isinstance(record, MetricRecord) or name not in _REPLY_KEYS:

@@ -73,10 +73,10 @@ def test_the_second_of_two_runs_is_refused_at_the_owners_limit_with_both_named(
         first.run.metrics()[-1]["epsilon_release"], rel=1e-9
     )
     second, grid = run_of("south"), grid_of("south", 2222)
-    with pytest.raises(FederationError, match=wire.CLIENT_ERROR_TEXT[CODE]):
+    with pytest.raises(FederationError, match=CODE.text):
         second.start(grid)
     assert [message.metadata.message_type for message in grid.requests] == [wire.PREPARE]
-    assert grid.replies[0].error.reason == wire.CLIENT_ERROR_TEXT[CODE]
+    assert grid.replies[0].error.reason == CODE.text
     assert wire.unexpected_records(grid.replies[0]) == []
     (sentence,) = {r.getMessage() for r in caplog.records if "would bring" in r.getMessage()}
     for part in ('Run 2222 of server "south" plans 2 rounds', 'run 1111 of server "north"',
@@ -196,7 +196,7 @@ def test_a_node_that_cannot_keep_its_account_says_so_before_anything_is_spent(
         monkeypatch.setattr("flower_privsyn.client_apps.account.try_file", full)
     monkeypatch.setenv("PRIVSYN_NODE_LEDGERS", str(folder))
     grid, run = grid_of("north", 1111), run_of("north")
-    said = wire.CLIENT_ERROR_TEXT[wire.ClientErrorCode.ACCOUNT]
+    said = wire.ClientErrorCode.ACCOUNT.text
     with pytest.raises(FederationError, match=said):
         run.start(grid)
     assert [message.metadata.message_type for message in grid.requests] == [wire.PREPARE]
