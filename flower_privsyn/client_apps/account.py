@@ -399,10 +399,7 @@ def ledger_folder() -> Path:
     """Where node ledgers are: PRIVSYN_NODE_LEDGERS, else `flower-privsyn/ledgers` in the user's
     state folder (`~/.local/state`).
     """  # noqa: D205 - one sentence
-    named = os.environ.get(NODE_LEDGERS)
-    if named:
-        return expanded(named)
-    return state_folder() / "ledgers"
+    return expanded(os.environ.get(NODE_LEDGERS) or state_folder() / "ledgers")
 
 
 def datasets() -> list[str]:

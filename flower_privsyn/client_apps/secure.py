@@ -77,10 +77,7 @@ def secrets_folder() -> Path:
     """Where a node keeps its key and its secrets: PRIVSYN_NODE_STATE, else
     `flower-privsyn/secure-aggregation` in the user's state folder (`~/.local/state`).
     """  # noqa: D205 - one sentence
-    named = os.environ.get(NODE_STATE)
-    if named:
-        return expanded(named)
-    return state_folder() / "secure-aggregation"
+    return expanded(os.environ.get(NODE_STATE) or state_folder() / "secure-aggregation")
 
 
 def key_file(node_config: Mapping[str, Any]) -> Path:

@@ -274,9 +274,4 @@ def traffic(ask: wire.Ask, broadcast: ArrayRecord, terms: Terms, *, nodes: int) 
         pack(Signed(signature=signature)),
         pack(Unmasking(seeds=dict.fromkeys(range(degree), key), mask_keys={})),
     ]
-    return wire.Traffic(
-        floats_down=sum(array.size for array in ask.broadcast.values() if array.dtype.kind == "f"),
-        floats_up=length,
-        bytes_down=sum(map(wire.packed_bytes, down)),
-        bytes_up=sum(map(wire.packed_bytes, up)),
-    )
+    return wire.Traffic.of(ask, down=down, up=up)

@@ -13,7 +13,7 @@ import json
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from enum import Enum, IntEnum
 from functools import lru_cache
@@ -607,6 +607,17 @@ class Traffic:
     bytes_down: int
     bytes_up: int
 
+    @classmethod
+    def of(cls, ask: Ask, *, down: Iterable[RecordDict], up: Iterable[RecordDict]) -> Traffic:
+        """What these messages of a round carry."""
+        sent = (array.size for array in ask.broadcast.values() if array.dtype.kind == "f")
+        return cls(
+            floats_down=sum(sent),
+            floats_up=ask.query.answer_length(ask.broadcast),
+            bytes_down=sum(map(packed_bytes, down)),
+            bytes_up=sum(map(packed_bytes, up)),
+        )
+
 
 def pack_prepare(data: DataRequest, *, plan: Announcement | None = None) -> RecordDict:
     """Request of the preparation phase: load, embed, report the roster.
@@ -822,12 +833,8 @@ def traffic(ask: Ask, broadcast: ArrayRecord) -> Traffic:
     """
     length = ask.query.answer_length(ask.broadcast)
     answer = Answer(total=np.zeros(length, dtype=np.int64), num_users=1)
-    return Traffic(
-        floats_down=sum(array.size for array in ask.broadcast.values() if array.dtype.kind == "f"),
-        floats_up=length,
-        bytes_down=packed_bytes(pack_ask(ask, broadcast)),
-        bytes_up=packed_bytes(pack_answer(answer, bound=ask.query.answer_bound(1))),
-    )
+    up = pack_answer(answer, bound=ask.query.answer_bound(1))
+    return Traffic.of(ask, down=[pack_ask(ask, broadcast)], up=[up])
 
 
 def unpack_answer(
