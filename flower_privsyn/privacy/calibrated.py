@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import replace
 
@@ -43,6 +44,12 @@ def calibrated(plan: Plan, *, epsilon: float | None, ledger: PrivacyLedger | Non
             phases.append(phase)
         elif first in begun:
             correlation, multiplier = begun[first]
+            stated = phase.noise_multiplier
+            if stated is not None and not math.isclose(stated, multiplier, rel_tol=_ROUNDING):
+                raise ConfigError(
+                    f'the phase "{phase.name}" was begun with a noise multiplier of '
+                    f"{multiplier:.6g}, by the ledger, and the settings state {stated:.6g}"
+                )
             phases.append(
                 replace(
                     phase,
