@@ -397,9 +397,7 @@ def _told(job: Job) -> list[str]:
     said |= {"prompt": "", "num-candidates": 1}
     told = hashlib.blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=8).hexdigest()
     once = replace(job, values={**job.values, **said, "seed": 0})
-    # Text is cut to whole sentences where what it is like has some.
-    like = [f"This sentence is one of {said['domain']}."]
-    return _expanded(once, like, source="told", kept=job.folder.parent / f"told-{told}.jsonl")
+    return _expanded(once, [], source="told", kept=job.folder.parent / f"told-{told}.jsonl")
 
 
 def paraphrases(job: Job, measures: Measures) -> dict[str, Any]:

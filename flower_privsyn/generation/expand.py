@@ -162,7 +162,8 @@ class Expand:
         Args:
             seeds: The texts to stand in the prompts, never one twice in the same prompt. A text
                 that is given several times is drawn more often; empty ones are passed over. With
-                fewer different texts than ``num_examples`` every prompt holds them all.
+                fewer different texts than ``num_examples`` every prompt holds them all. Without a
+                prompt there may be none: the generator opens a quotation and is shown nothing.
             num_samples: How many texts to keep, those kept before included, >= 0.
             seed: 0 <= seed < 2**64; the same seeds, settings and seed give the same texts.
             adapter: The folder of a LoRA adapter for the generator.
@@ -181,7 +182,7 @@ class Expand:
         """
         flat = [flattened(text) for text in seeds]
         pool = [place for place, text in enumerate(flat) if text]
-        if not pool:
+        if not pool and self._prompt is not None:
             raise GenerationError(_NO_SEED)
         num_chosen = min(self.num_examples, len({flat[index] for index in pool}))
         max_attempts = num_samples * _MOST_ATTEMPTS
@@ -194,7 +195,8 @@ class Expand:
                 max_attempts - attempts,
             )
             chosen = [
-                _choose(pool, flat, num_chosen, seed, attempts + number) for number in range(size)
+                _choose(pool, flat, num_chosen, seed, attempts + number) if pool else ()
+                for number in range(size)
             ]
             prompts = [self._rendered([seeds[index] for index in group]) for group in chosen]
             continuations = self.generator.generate(
