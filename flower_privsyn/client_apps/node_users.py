@@ -7,6 +7,8 @@ import contextvars
 import hashlib
 import logging
 import os
+import sqlite3
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -37,7 +39,7 @@ from flower_privsyn.errors import (
     ModelError,
     NotAllowedError,
 )
-from flower_privsyn.files import default_cache_directory, located
+from flower_privsyn.files import default_cache_directory, located, own_folder
 from flower_privsyn.messages import wire
 from flower_privsyn.models.trainable import TrainableModel
 from flower_privsyn.run_config import unfolded
@@ -47,6 +49,9 @@ logger = logging.getLogger("flower_privsyn.client")
 #: Flower draws run ids from 64 bits, so a smaller one was written down by somebody (a test, a
 #: notebook) and will be written down again: nothing of such a run may be found by its id.
 DRAWN_RUN_IDS: Final = 2**32
+
+#: For how long a list of whose id is on which node is kept after it was last added to.
+_KEPT_SECONDS: Final = 7 * 24 * 3600.0
 
 _strict: Final = contextvars.ContextVar("strict", default=False)
 
@@ -268,6 +273,44 @@ class NodeUsers:
         """Whether models are trained here."""
         return self._trainer is not None
 
+    def _refuse_copies(self, users: Users, data: wire.DataRequest, context: Context) -> None:
+        """In a simulation: refuse a recipe that puts a user on more nodes than the run declares.
+
+        The sensitivity of a sum rests on it. The nodes keep a list of hashes of their ids, a file
+        for each run. Not in a deployment, also where several nodes are on one machine: which people
+        two owners have in common is nothing that a server may learn.
+
+        Raises:
+            ConfigError: it does. The sentence names nobody.
+            OSError: the list cannot be kept.
+            sqlite3.Error: the same.
+        """
+        dealt = self._load is users_of_node and "data" not in context.node_config  # each to one
+        if dealt or not in_simulation() or context.run_id < DRAWN_RUN_IDS:
+            return
+        key, node = str(context.run_id).encode(), str(context.node_id)
+        file = self.cache_directory / f"partition-{context.run_id}.sqlite"
+        own_folder(file.parent)
+        file.touch(mode=0o600)
+        for old in file.parent.glob("partition-*.sqlite"):
+            with contextlib.suppress(FileNotFoundError):  # another process was faster
+                if time.time() - old.stat().st_mtime > _KEPT_SECONDS:
+                    old.unlink()
+        rows = ((hashlib.blake2b(user.encode(), key=key).digest(), node) for user in users.user_ids)
+        on = "SELECT count(*) FROM deal JOIN deal own USING (user) WHERE own.node = ? GROUP BY user"
+        with contextlib.closing(sqlite3.connect(file, timeout=60.0)) as deal:
+            deal.execute("CREATE TABLE IF NOT EXISTS deal (user, node, PRIMARY KEY (user, node))")
+            with deal:
+                deal.executemany("INSERT OR IGNORE INTO deal VALUES (?, ?)", rows)
+            # Once its own are noted: of two nodes that share a user the later one sees it.
+            most = max((count for (count,) in deal.execute(on, (node,))), default=0)
+        if most > data.max_nodes_per_user:
+            raise ConfigError(
+                f"the app's recipe puts users on {most} nodes, where max-nodes-per-user = "
+                f"{data.max_nodes_per_user}: give every node users of its own, or set "
+                "max-nodes-per-user, for more noise."
+            )
+
     def prepared(
         self,
         request: wire.DataRequest,
@@ -329,6 +372,7 @@ class NodeUsers:
             source = self._source(request, guard)
             chunking = request.chunking
             users = chunking.asked(self._users(context, chunking))
+            self._refuse_copies(users, request, context)
             samples = chunking.samples(users, tokenizer=source.tokenizer)
             records = source.read(samples, users.user_ids)
         except (DataError, ConfigError) as error:

@@ -258,7 +258,6 @@ def _read(
                 values,
                 chunking=Chunking.of(settings.to_dict()),
                 nodes=settings.num_nodes,
-                most_nodes=settings.max_nodes_per_user,
             )
         if tally:
             report.say("data", str(tally), level="warning")

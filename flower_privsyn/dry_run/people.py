@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -67,7 +66,7 @@ class People:
 
 
 def read_people(
-    app: App, values: Mapping[str, ConfigValue], *, chunking: Chunking, nodes: int, most_nodes: int
+    app: App, values: Mapping[str, ConfigValue], *, chunking: Chunking, nodes: int
 ) -> People | None:
     """Read the users of a simulation by the code that its nodes will run.
 
@@ -76,7 +75,6 @@ def read_people(
         values: the run's configuration.
         chunking: who is asked and what of their text counts.
         nodes: of the simulation.
-        most_nodes: on how many of them one user may be.
 
     Returns:
         The users; None where the app reads them without this package.
@@ -93,14 +91,6 @@ def read_people(
         return None
     parts = _by_node(recipe, values, nodes=nodes)
     assigned.cache_clear()
-    copies = Counter(user for part in parts for user in part.user_ids)
-    most = max(copies.values(), default=0)
-    if most > most_nodes:
-        raise DataError(
-            f"the app's recipe puts users on {most} nodes, where max-nodes-per-user = "
-            f"{most_nodes}: give every node users of its own, or set max-nodes-per-user, for "
-            "more noise"
-        )
     return people_of(parts, chunking=chunking, all_read=len(parts) == nodes)
 
 
