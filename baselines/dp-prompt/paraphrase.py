@@ -86,7 +86,7 @@ def paraphrase_file(
         "mechanism": "token choice by clipped logits (DP-Prompt)",
         "epsilon": "pure, local, per document",
         "documents": len(documents),
-        "randomness": source.name,
+        "randomness": type(source).__name__,
         "secure": source.secure,
         **settings,
         "choice": asdict(choice),

@@ -11,8 +11,6 @@ import hashlib
 import io
 import json
 import math
-import threading
-from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from enum import Enum, IntEnum
@@ -482,11 +480,11 @@ _REPLY_KEYS: Final[Mapping[str, set[str]]] = {
 #: Of the random key of a round's coins.
 SAMPLING_KEY_BYTES: Final = 32
 
-#: Bytes of broadcasts kept in a process: of the round, and of the one before while its last nodes
-#: answer. Whole models are larger, and are read anew for every node.
+#: Bytes of the broadcast kept in a process. Whole models are larger, and are read anew for every
+#: node.
 _KEPT_BROADCAST_BYTES = 128 * 2**20
-_broadcasts: OrderedDict[tuple[tuple[str, bytes], ...], dict[str, npt.NDArray[Any]]] = OrderedDict()
-_broadcasts_lock = threading.Lock()
+#: The last one, by the digests of its arrays.
+_broadcasts: dict[tuple[tuple[str, bytes], ...], dict[str, npt.NDArray[Any]]] = {}
 
 
 #: Where a node says more than it sends.
@@ -686,11 +684,8 @@ def read_broadcast(record: ArrayRecord) -> dict[str, npt.NDArray[Any]]:
     into numbers once and shared, read-only, among all who were sent the same bytes.
     """
     key = tuple((name, content_digest(record[name])) for name in record)
-    with _broadcasts_lock:
-        kept = _broadcasts.get(key)
-        if kept is not None:
-            _broadcasts.move_to_end(key)
-            return dict(kept)
+    if (kept := _broadcasts.get(key)) is not None:
+        return dict(kept)
     arrays = {}
     for name in record:
         values = numbers_of(record[name])
@@ -699,15 +694,10 @@ def read_broadcast(record: ArrayRecord) -> dict[str, npt.NDArray[Any]]:
         values = values.astype(np.float32 if floating else values.dtype)
         values.flags.writeable = False
         arrays[name] = values
-    with _broadcasts_lock:
+    _broadcasts.clear()
+    if sum(array.nbytes for array in arrays.values()) <= _KEPT_BROADCAST_BYTES:
         _broadcasts[key] = arrays
-        while sum(map(_array_bytes, _broadcasts.values())) > _KEPT_BROADCAST_BYTES:
-            _broadcasts.popitem(last=False)
     return dict(arrays)
-
-
-def _array_bytes(arrays: Mapping[str, npt.NDArray[Any]]) -> int:
-    return sum(array.nbytes for array in arrays.values())
 
 
 def pack_ask(ask: Ask, broadcast: ArrayRecord) -> RecordDict:

@@ -9,7 +9,6 @@ from one stream (`CorrelatedNoise`), which never makes a round twice.
 from __future__ import annotations
 
 import math
-import os
 import re
 import secrets
 import zipfile
@@ -206,11 +205,6 @@ class CorrelatedNoise:
             self._load(path)
 
     @property
-    def name(self) -> str:
-        """The name of the source of the innovations."""
-        return self._random.name
-
-    @property
     def secure(self) -> bool:
         """Whether the source of the innovations is."""
         return self._random.secure
@@ -314,16 +308,17 @@ class CorrelatedNoise:
             kept = self._recurrence.memory
             memory = {f"memory.{key}": array for key, array in kept.items()}
         try:
-            with replacing(self._path) as temporary:
-                descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-                with os.fdopen(descriptor, "wb") as file:
-                    np.savez(
-                        file,
-                        stream=np.array(self._correlation.stream),
-                        step=np.array(self._step),
-                        size=np.array(self._size),
-                        **memory,
-                    )
+            with (
+                replacing(self._path, for_the_owner=True) as temporary,
+                temporary.open("wb") as file,
+            ):
+                np.savez(
+                    file,
+                    stream=np.array(self._correlation.stream),
+                    step=np.array(self._step),
+                    size=np.array(self._size),
+                    **memory,
+                )
         except OSError as error:
             raise LedgerError(
                 f"{self._path} cannot be written: {error.strerror or error}."

@@ -141,10 +141,6 @@ class RandomSource(Protocol):
     """What a mechanism needs from a generator of random numbers."""
 
     @property
-    def name(self) -> str:
-        """A short name for logs, such as ``"os.urandom"``."""
-
-    @property
     def secure(self) -> bool:
         """Whether an observer of the outputs learns nothing about other outputs."""
 
@@ -162,7 +158,6 @@ class SecureRandom:
     there are no floats whose pattern could tell one sum from another.
     """
 
-    name = "os.urandom"
     secure = True
 
     def uint64(self, n: int) -> NDArray[np.uint64]:
@@ -203,7 +198,6 @@ class InsecureRandom:
         seed: At least 0; equal seeds give equal streams.
     """
 
-    name = "numpy PCG64, seeded"
     secure = False
 
     def __init__(self, seed: int) -> None:

@@ -321,15 +321,8 @@ class CyclicSampling(Sampling):
 
     def groups_of(self, user_ids: Sequence[str]) -> NDArray[np.int64]:
         """Return (n,) int64, the group of every user, between 0 and ``groups`` - 1."""
-        empty = hashlib.blake2b(
-            digest_size=8, salt=bytes.fromhex(self.salt), person=b"privsyn-turns"
-        )
-        dealt = np.empty(len(user_ids), dtype=np.int64)
-        for index, user_id in enumerate(user_ids):
-            mark = empty.copy()
-            mark.update(user_id.encode())
-            dealt[index] = int.from_bytes(mark.digest(), "little") % self.groups
-        return dealt
+        hashes = _hashes(user_ids, salt=bytes.fromhex(self.salt), person=b"privsyn-turns")
+        return (hashes % np.uint64(self.groups)).astype(np.int64)
 
     def participants(
         self, user_ids: Sequence[str], *, key: bytes = b"", count: int | None = None
@@ -365,7 +358,12 @@ def _keyed_hashes(user_ids: Sequence[str], key: bytes) -> NDArray[np.uint64]:
             f"key must be {_MIN_KEY_BYTES} to {hashlib.blake2b.MAX_KEY_SIZE} bytes, "
             f"got {len(key) if isinstance(key, bytes) else type(key).__name__}."
         )
-    empty = hashlib.blake2b(digest_size=8, key=key, person=b"privsyn-cohort")
+    return _hashes(user_ids, key=key, person=b"privsyn-cohort")
+
+
+def _hashes(user_ids: Sequence[str], **how: bytes) -> NDArray[np.uint64]:
+    """Return (n,) uint64, a BLAKE2b hash of every id, by a key or a salt."""
+    empty = hashlib.blake2b(digest_size=8, **how)  # type: ignore[arg-type]
     digests = bytearray()
     for user_id in user_ids:
         coin = empty.copy()  # the key schedule is paid once

@@ -74,7 +74,6 @@ def run_page(run: RunDirectory, quality: Sequence[tuple[str, str]] = ()) -> str:
         "counted": numbers.counted,
         "ledger_meta": ledger_meta,
         "number": numbers.number,
-        "shortened": numbers.shortened,
     }
     page = environment.get_template("run.html.j2").render(of_run(RunSummary.of(run), quality))
     return numbers.writable(page)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 import re
 
+from rich.filesize import decimal
+
 #: What is shown in place of a figure that there is not.
 NOTHING = "\N{EN DASH}"
-
-#: Of a sample text: how many characters are shown.
-_LENGTH = 420
 
 #: What HTML text cannot hold, and what UTF-8 cannot: controls, halves of surrogate pairs,
 #: non-characters.
@@ -45,13 +44,7 @@ def epsilon_text(value: float | None) -> str:
 
 def bytes_text(value: float | None) -> str:
     """An amount of data with its unit, decimal: 1 kB is 1,000 bytes."""
-    if value is None:
-        return NOTHING
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if abs(value) >= 0.9995 * size:
-            scaled = value / size
-            return f"{scaled:.0f} {unit}" if scaled >= 100 else f"{scaled:.3g} {unit}"
-    return f"{value:,.0f} B"
+    return NOTHING if value is None else decimal(round(value))
 
 
 def writable(text: str) -> str:
@@ -60,12 +53,3 @@ def writable(text: str) -> str:
     Marks that turn the direction of text are dropped, so that a text cannot reorder the page.
     """
     return _DIRECTIONS.sub("", _UNWRITABLE.sub("\ufffd", text))
-
-
-def shortened(text: str, length: int = _LENGTH) -> str:
-    """A text, cut at a word where it is longer than `length` characters."""
-    if len(text) <= length:
-        return text
-    cut = text[:length]
-    head, space, _ = cut.rpartition(" ")
-    return f"{head if space and len(head) > length // 2 else cut} …"

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hmac
 import json
 import logging
@@ -258,11 +259,10 @@ class OwnerFolder:
         lines = [{"event": event, "time": files.now(), **figures}]
         with contextlib.suppress(OSError):
             self.make()
-            descriptor = os.open(self.times_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            with os.fdopen(descriptor, "ab") as file:
-                if file.tell() == 0:
-                    lines = [{"stamp": TIMES_STAMP}, *lines]
-                file.write("".join(json.dumps(files.plain(line)) + "\n" for line in lines).encode())
+            if not self.times_file.exists():
+                self.times_file.touch(mode=0o600)
+                lines = [{"stamp": TIMES_STAMP}, *lines]
+            files.append_json_lines(self.times_file, lines)
 
     def times(self) -> list[dict[str, Any]]:
         """The lines of `times.jsonl` after the stamp; none where there is no such file."""
@@ -276,8 +276,6 @@ def _seal_of(kept: Mapping[str, Any]) -> str | None:
     The key, 32 random bytes, is made on first use.
     """
     try:
-        import fcntl
-
         files.own_folder(files.state_folder())
         descriptor = os.open(files.state_folder() / "owner-key", os.O_RDWR | os.O_CREAT, 0o600)
         with os.fdopen(descriptor, "r+b") as file:
@@ -287,7 +285,7 @@ def _seal_of(kept: Mapping[str, Any]) -> str | None:
                 key = secrets.token_bytes(_KEY_BYTES)
                 file.seek(0)
                 file.write(key)
-    except (OSError, ConfigError, ImportError):  # no home, none that can be written, no locks
+    except (OSError, ConfigError):  # no home, none that can be written, no locks
         return None
     return hmac.new(key, json.dumps(kept, sort_keys=True).encode(), "sha256").hexdigest()
 
@@ -451,13 +449,9 @@ class RunDirectory:
         if self.path.exists() and not self.path.is_dir():
             raise RunDirectoryError(f"The run directory {self.path} is a file, not a folder.")
         if self.config_file.exists():
-            then = f"resume it: {how_to_resume(self.path)}"
-            if self.status == "finished":
-                then = f"see its result: privsyn inspect {files.quoted(self.path)}"
-            if (pid := self.running_process()) not in (None, os.getpid()):
-                then = f"wait for process {pid}, which works on it"
             raise RunDirectoryError(
-                f"{self.path} already holds a run; choose another run directory, or {then}."
+                f"{self.path} already holds a run; choose another run directory, or go on with it: "
+                f"{how_to_resume(self.path)}."
             )
         names = [entry.name.lstrip(".") for entry in self.path.glob("*")]
         if others := [name for name in sorted(names) if not name.startswith(_OF_A_START)]:
@@ -875,8 +869,4 @@ def new_run_path(root: Path, app_name: str) -> Path:
     """A path below `root` that does not exist yet, `<app>-<UTC time>`; nothing is created."""
     name = re.sub(r"[^A-Za-z0-9.-]+", "-", app_name).strip("-.") or "run"
     path = root.absolute() / f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    for number in range(2, 1000):
-        if not path.exists():
-            break
-        path = path.with_name(f"{path.name.split('_')[0]}_{number}")
-    return path
+    return path if not path.exists() else path.with_name(f"{path.name}-{secrets.token_hex(2)}")

@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
+from traceback import extract_tb
 from typing import Any, Final
 
 from flower_privsyn.errors import PrivsynError, RunDirectoryError
@@ -118,15 +119,11 @@ def sentence_of(error: str | BaseException) -> tuple[str, bool]:
         return f"The ServerApp called sys.exit({error.code!r}).", True
     if not isinstance(error, Exception):  # Ctrl-C, or a signal that was turned into an exception
         return INTERRUPTED, False
-    name = type(error).__name__
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
     place = ""
-    if trace is not None:
-        file = Path(trace.tb_frame.f_code.co_filename)
-        place = f" in {'/'.join(file.parts[-2:])} line {trace.tb_lineno}"
-    return f"Unexpected {name}{place}: {' '.join(str(error).split())[:500]}", True
+    for frame in extract_tb(error.__traceback__)[-1:]:
+        place = f" in {'/'.join(Path(frame.filename).parts[-2:])} line {frame.lineno}"
+    said = " ".join(str(error).split())[:500]
+    return f"Unexpected {type(error).__name__}{place}: {said}", True
 
 
 def was_interrupted(error: str | None) -> bool:

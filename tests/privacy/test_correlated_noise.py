@@ -170,7 +170,6 @@ def test_an_insecure_source_stays_insecure() -> None:
     assert CorrelatedNoise(correlation(), random=SecureRandom()).secure
     noise = CorrelatedNoise(correlation(), random=InsecureRandom(0))
     assert not noise.secure
-    assert noise.name == InsecureRandom(0).name
 
 
 # What all rounds together cost --------------------------------------------------------------------
