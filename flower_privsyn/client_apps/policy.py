@@ -238,15 +238,10 @@ def _refuse_others(path: Path) -> None:
     """Refuse a policy that every user of the machine can write: they would say what it allows.
 
     Raises:
-        ConfigError: The file, or its folder, can be written by all, or is not there any more.
+        ConfigError: The file, or its folder, can be written by all.
     """
     for place, sticky in ((path, 0), (path.resolve().parent, stat.S_ISVTX)):
-        try:
-            mode = place.stat().st_mode
-        except OSError as error:
-            raise ConfigError(
-                f"The node policy {path} cannot be read: {error.strerror or error}."
-            ) from error
+        mode = place.stat().st_mode
         if mode & stat.S_IWOTH and not mode & sticky:
             raise ConfigError(
                 f"The node policy {path} is not taken: {place} can be written by every user of "

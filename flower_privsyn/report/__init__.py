@@ -22,7 +22,7 @@ from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.directory import ledger_meta
 from flower_privsyn.run.run_format import hide_dates
 
-__all__ = ["require_libraries", "write_run_page"]
+__all__ = ["write_run_page"]
 
 
 def write_run_page(
@@ -60,9 +60,13 @@ def write_run_page(
 
 def run_page(run: RunDirectory, quality: Sequence[tuple[str, str]] = ()) -> str:
     """The page of a run as text; see `write_run_page`."""
-    require_libraries()
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
+    try:
+        import matplotlib  # noqa: F401 - draws the picture
+        from jinja2 import Environment, PackageLoader, StrictUndefined
+    except ImportError as error:
+        raise MissingExtraError(
+            "A report needs Jinja2 and matplotlib: pip install 'flower-privsyn[evaluation]'"
+        ) from error
     environment = Environment(
         loader=PackageLoader(__name__),
         autoescape=True,
@@ -77,18 +81,3 @@ def run_page(run: RunDirectory, quality: Sequence[tuple[str, str]] = ()) -> str:
     }
     page = environment.get_template("run.html.j2").render(of_run(RunSummary.of(run), quality))
     return numbers.writable(page)
-
-
-def require_libraries() -> None:
-    """Refuse to go on where no page can be made.
-
-    Raises:
-        MissingExtraError: Jinja2 or matplotlib is not installed.
-    """
-    try:
-        import jinja2  # noqa: F401
-        import matplotlib  # noqa: F401
-    except ImportError as error:
-        raise MissingExtraError(
-            "A report needs Jinja2 and matplotlib: pip install 'flower-privsyn[evaluation]'"
-        ) from error

@@ -119,7 +119,7 @@ def test_it_writes_and_says_what_it_cost(
     assert "not to be compared with a run's" in told
     assert len(lines(output)) == 3
     ledger = lines(tmp_path / "told.jsonl.ledger.jsonl")
-    assert ledger[0]["randomness"] == "os.urandom"
+    assert ledger[0]["randomness"] == "SecureRandom"
     assert [line["event"] for line in ledger[1:]] == ["paraphrase"] * 3
     with pytest.raises(SystemExit, match="2"):  # no price
         call()
