@@ -150,7 +150,11 @@ def test_an_interruption_is_status_130(
         signal.raise_signal(end)
 
     monkeypatch.setattr(inspect, "inspect_run", stop)
-    assert main(["inspect", "x"]) == 130
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # Flower leaves its own
+    try:
+        assert main(["inspect", "x"]) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert capsys.readouterr().err == "privsyn: interrupted\n"
 
 

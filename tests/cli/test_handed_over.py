@@ -121,7 +121,11 @@ def test_is_looked_at(handed: Path, server: Server, capsys: pytest.CaptureFixtur
     [
         (["expand"], {"generator": "SERVER"}, "generator"),
         (["expand"], {"generator": "some-body/some-model"}, "generator"),
-        (["expand"], {"prompt": "/home/me/secrets.json"}, "prompt"),
+        (
+            ["expand", "--set", "generator=privsyn-lm"],
+            {"prompt": "/home/me/secrets.json"},
+            "prompt",
+        ),
         (
             ["expand", "--set", "generator=SERVER"],
             {"generator-parameters": '{"user": "me"}'},
