@@ -95,17 +95,13 @@ def gaussian_frechet(
         The squared distance, >= 0.
 
     Raises:
-        ConfigError: Shapes do not fit or a value is not finite.
+        ConfigError: A value is not finite.
 
     References:
         Dowson and Landau, "The Fréchet distance between multivariate normal distributions" (1982).
     """
     first, second = (np.asarray(item, dtype=np.float64) for item in (mean, other_mean))
     spread, other = (np.asarray(item, dtype=np.float64) for item in (covariance, other_covariance))
-    d = first.size
-    shapes = (first.shape, second.shape, spread.shape, other.shape)
-    if shapes != ((d,), (d,), (d, d), (d, d)):
-        raise ConfigError(f"moments must be (d,), (d, d), (d,) and (d, d), got {shapes}")
     if not all(np.isfinite(item).all() for item in (first, second, spread, other)):
         raise ConfigError("moments must be finite")
     overlap = np.linalg.svd(_root(spread) @ _root(other), compute_uv=False).sum()
@@ -121,11 +117,8 @@ def frechet_distance(synthetic: Matrix, private: Matrix, *, seed: int = 0) -> Fr
         synthetic: (n, d), n >= 4.
         private: (m, d), m >= 4.
         seed: of the subsets that the extrapolation looks at.
-
-    Raises:
-        ConfigError: A matrix is too small, not finite, or of another width.
     """
-    first, second = _checked(synthetic, private, least=4)
+    first, second = (np.asarray(rows, dtype=np.float64) for rows in (synthetic, private))
     generator = np.random.default_rng(seed)
     inverses, distances = [], []
     for share in _SHARES:
@@ -148,18 +141,17 @@ def mauve(synthetic: Matrix, private: Matrix, *, seed: int = 0) -> Mauve:
     authors' package.
 
     Args:
-        synthetic: (n, d).
-        private: (m, d).
+        synthetic: (n, d), n >= 2.
+        private: (m, d), m >= 2.
         seed: of k-means.
 
     Raises:
-        ConfigError: A matrix is too small, not finite, or of another width.
         MissingExtraError: Scikit-learn is not installed.
 
     References:
         Pillutla et al. 2021, section 2 and appendix; 2023, section 4 for the smoothing.
     """
-    first, second = _checked(synthetic, private, least=2)
+    first, second = (np.asarray(rows, dtype=np.float64) for rows in (synthetic, private))
     clusters = max(2, round(min(len(first), len(second)) / 10))
     labels = _quantise(np.concatenate([first, second]), clusters, seed)
     counts = [
@@ -205,26 +197,6 @@ def library(module: str) -> Any:
 
 
 # ---------------------------------------------------------------------- parts
-
-
-def _checked(synthetic: Matrix, private: Matrix, *, least: int) -> tuple[Float64Array, ...]:
-    matrices = []
-    for name, rows in (("synthetic", synthetic), ("private", private)):
-        matrix = np.asarray(rows, dtype=np.float64)
-        if matrix.ndim != 2 or len(matrix) < least:
-            raise ConfigError(
-                f"the {name} embeddings must be (texts, d) with at least {least} texts, got "
-                f"{matrix.shape}"
-            )
-        if not np.isfinite(matrix).all():
-            raise ConfigError(f"the {name} embeddings must be finite")
-        matrices.append(matrix)
-    if matrices[0].shape[1] != matrices[1].shape[1]:
-        raise ConfigError(
-            f"both sets must come from one embedding model, got widths {matrices[0].shape[1]} and "
-            f"{matrices[1].shape[1]}"
-        )
-    return tuple(matrices)
 
 
 def _root(covariance: Float64Array) -> Float64Array:

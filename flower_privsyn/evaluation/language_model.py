@@ -7,7 +7,7 @@ and POPri is another quantity: they tokenize every text twice.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -91,25 +91,6 @@ class LanguageModelEvaluation(NotPrivate):
     max_tokens: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class TokenScores:
-    """What a model made of some texts.
-
-    Attributes:
-        tokens: (n,) tokens scored in each text.
-        correct: (n,) of them the model's first choice.
-        nats: (n,) sum of their negative log-probabilities.
-        unknown: (n,) of them the tokenizer's unknown token.
-        correct_unknown: (n,) of them the model's first choice.
-    """
-
-    tokens: IntArray
-    correct: IntArray
-    nats: Float64Array
-    unknown: IntArray
-    correct_unknown: IntArray
-
-
 def evaluate_language_model(
     model: str | Path,
     texts: Sequence[str],
@@ -144,7 +125,8 @@ def evaluate_language_model(
 
     Raises:
         ConfigError: An argument is out of range, or there is nothing to predict.
-        ModelError: The model cannot be used, or its tokenizer has no token to begin with.
+        ModelError: The model cannot be used, its tokenizer has no token to begin with, or a
+            prediction is not finite.
         MissingExtraError: PyTorch or Transformers is not installed.
 
     References:
@@ -159,29 +141,32 @@ def evaluate_language_model(
     window = text_window(network, max_tokens)
     shown: Progress = progress or Progress()
     with shown.stage(f"Held-out text under {Path(model).name}", len(texts)) as stage:
-        scores = score_texts(network, tokenizer, texts, max_tokens=window, progress=stage.update)
-    if not scores.tokens.sum():
+        rows, begin = token_rows(tokenizer, texts), first_token(tokenizer)
+        unknown: Any = getattr(tokenizer, "unk_token_id", None)
+        # A byte-level tokenizer may name its beginning token as the unknown one; it knows every
+        # byte.
+        unknown = None if unknown == begin else unknown
+        nats, correct, correct_unknown = scored(
+            network, rows, begin=begin, window=window, marked=unknown, progress=stage.update
+        )
+    tokens = np.array([len(row) for row in rows])
+    unknowns = np.array([row.count(unknown) for row in rows])
+    if not tokens.sum():
         raise ConfigError("there is nothing to predict: no text has a token")
+    if not np.isfinite(nats).all():
+        raise ModelError("the model's predictions are not finite: its weights are damaged")
     sizes = np.array([len(text.encode("utf-8", "surrogatepass")) for text in texts])
-    columns = (
-        scores.tokens,
-        scores.correct,
-        scores.nats,
-        sizes,
-        scores.tokens - scores.unknown,
-        scores.correct - scores.correct_unknown,
-    )
+    columns = (tokens, correct, nats, sizes, tokens - unknowns, correct - correct_unknown)
     counts = [np.bincount(users, weights=column) for column in columns]
     table = np.stack(counts, axis=1, dtype=np.float64)
     table = table[table[:, 0] > 0]  # users with a token
     if users_file is not None:
         np.save(users_file, table[:, :4])
-    unknown = int(scores.unknown.sum())
     figures = _figures(table, resamples=resamples, seed=seed)
     return LanguageModelEvaluation(
-        **figures | ({"bits_per_byte": None} if unknown else {}),
-        tokens=int(scores.tokens.sum()),
-        unknown_tokens=unknown,
+        **figures | ({"bits_per_byte": None} if unknowns.any() else {}),
+        tokens=int(tokens.sum()),
+        unknown_tokens=int(unknowns.sum()),
         bytes=int(table[:, 3].sum()),
         users=len(table),
         model=str(model),
@@ -235,44 +220,6 @@ def resampled_figures(counts: Sequence[Float64Array]) -> tuple[Float64Array, Flo
     draws = np.vstack([table.mean(axis=0), resampled(table, resamples=2000, seed=0)])
     tokens, correct, nats, size = (draws[:, place::4] for place in range(4))
     return correct / tokens, nats / math.log(2) / size
-
-
-def score_texts(
-    network: Any,
-    tokenizer: Any,
-    texts: Sequence[str],
-    *,
-    max_tokens: int,
-    progress: Callable[[int], None] | None = None,
-) -> TokenScores:
-    """Predict every token of every text.
-
-    Args:
-        network: a causal language model in evaluation mode.
-        tokenizer: its fast tokenizer.
-        texts: (n,).
-        max_tokens: tokens of text in a window, without the beginning token.
-        progress: called with the number of texts just done.
-
-    Raises:
-        ModelError: The tokenizer has no token to begin with, or a prediction is not finite.
-    """
-    rows, begin = token_rows(tokenizer, texts), first_token(tokenizer)
-    unknown: Any = getattr(tokenizer, "unk_token_id", None)
-    # A byte-level tokenizer may name its beginning token as the unknown one; it knows every byte.
-    unknown = None if unknown == begin else unknown
-    nats, correct, correct_unknown = scored(
-        network, rows, begin=begin, window=max_tokens, marked=unknown, progress=progress
-    )
-    if not np.isfinite(nats).all():
-        raise ModelError("the model's predictions are not finite: its weights are damaged")
-    return TokenScores(
-        tokens=np.array([len(row) for row in rows], dtype=np.int64),
-        correct=correct.astype(np.int64),
-        nats=nats,
-        unknown=np.array([row.count(unknown) for row in rows], dtype=np.int64),
-        correct_unknown=correct_unknown.astype(np.int64),
-    )
 
 
 def resampled(rows: Float64Array, *, resamples: int = 2000, seed: int = 0) -> Float64Array:

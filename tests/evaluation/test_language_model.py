@@ -12,8 +12,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from flower_privsyn.evaluation.language_model import _figures, evaluate_language_model, score_texts
+from flower_privsyn.evaluation.language_model import _figures, evaluate_language_model
 from flower_privsyn.evaluation.result import STAMP
+from flower_privsyn.training.tokens import first_token, scored, token_rows
 
 
 def by_hand(folder: Path, text: str, window: int) -> tuple[int, int, float]:
@@ -69,16 +70,16 @@ def test_figures_by_token_and_by_user(
 def test_padding_and_batches_do_not_matter(llama: Path, texts: list[str]) -> None:
     model = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(llama)
-    given = [*texts[:9], "", texts[9] * 5]
+    rows = token_rows(tokenizer, [*texts[:9], "", texts[9] * 5])
     done: list[int] = []
-    many = score_texts(model, tokenizer, given, max_tokens=64, progress=done.append)
-    assert sum(done) == len(given)
-    for place, text in enumerate(given):
-        one = score_texts(model, tokenizer, [text], max_tokens=64)
-        assert one.tokens[0] == many.tokens[place]
-        assert one.correct[0] == many.correct[place]
-        assert one.nats[0] == pytest.approx(many.nats[place], rel=1e-5)
-    assert many.tokens[9] == 0
+    how: dict[str, Any] = {"begin": first_token(tokenizer), "window": 64}
+    many = scored(model, rows, progress=done.append, **how)
+    assert sum(done) == len(rows)
+    for place, row in enumerate(rows):
+        nats, correct, _ = scored(model, [row], **how)[:, 0]
+        assert correct == many[1, place]
+        assert nats == pytest.approx(many[0, place], rel=1e-5)
+    assert not many[:, 9].any()
 
 
 class TestIntervals:

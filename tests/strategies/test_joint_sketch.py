@@ -21,7 +21,6 @@ from flower_privsyn.client_apps.policy import NodePolicy
 from flower_privsyn.data.chunking import token_ids
 from flower_privsyn.embedding import load_tokenizer
 from flower_privsyn.errors import ConfigError, GenerationError, PrivsynError
-from flower_privsyn.evaluation.language_model import score_texts
 from flower_privsyn.generation import OpenAIGenerator
 from flower_privsyn.messages import secure as secure_wire
 from flower_privsyn.models.bias import LogitBias
@@ -32,6 +31,7 @@ from flower_privsyn.run.directory import TRAINED_WRITER, WRITTEN, writer_in
 from flower_privsyn.strategies import JointSketch, JointSketchConfig
 from flower_privsyn.testing import EchoGenerator, flower_identity
 from flower_privsyn.training.bias import save_biased, unlearnt
+from flower_privsyn.training.tokens import first_token, scored, token_rows
 from tests.support.federation import asked, embedding_nodes, make_users
 from tests.support.generation_server import Server
 from tests.support.launched import launched
@@ -211,10 +211,9 @@ class TestARun:
         texts = make_users(30).texts
         found = {}
         for name in ("plain", "final"):
-            network, tokenizer = load_pretrained(
-                models / name, kind="causal", dtype="float32", device="cpu"
-            )
-            found[name] = score_texts(network, tokenizer, texts, max_tokens=64).nats.sum()
+            folder = models / name
+            network, _ = load_pretrained(folder, kind="causal", dtype="float32", device="cpu")
+            found[name] = nats(folder, *texts)
         assert found["final"] < found["plain"]
         # A quarter of the public text is about courts and all that was chosen. Of what users write
         # more than public text, the bias is what they write more than what was chosen, and what the
@@ -327,11 +326,12 @@ class TestTeaching:
         assert nats(models / "teacher-biased", COURTS) < plain < nats("privsyn-tiny", COURTS)
 
 
-def nats(model: str | Path, text: str) -> float:
-    """What a text costs a model, in nats a token."""
+def nats(model: str | Path, *texts: str) -> float:
+    """What texts cost a model, in nats a token."""
     network, tokenizer = load_pretrained(model, kind="causal", dtype="float32", device="cpu")
-    scored = score_texts(network, tokenizer, [text], max_tokens=64)
-    return float(scored.nats.sum() / scored.tokens.sum())
+    rows = token_rows(tokenizer, texts)
+    cost = scored(network, rows, begin=first_token(tokenizer), window=64)[0].sum()
+    return float(cost / sum(map(len, rows)))
 
 
 def a_bias() -> LogitBias:
