@@ -468,7 +468,7 @@ def make_plan(
         seeds=seeds,
         delta=1.0 / (size * math.log(size)) if delta is None else delta,
         downstream=downstream,
-        training=training or CausalTraining(max_steps=3000, train_on_eos=False),
+        training=training or CausalTraining(max_steps=2700, train_on_eos=False),
         settings=(*public, *settings),
     )
     plan.check()

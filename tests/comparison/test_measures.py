@@ -39,7 +39,7 @@ def plan_of(private: Users, held_out: Users) -> Plan:
         seeds=1,
         delta=1e-3,
         downstream="privsyn-tiny",
-        training=CausalTraining(max_steps=3000),
+        training=CausalTraining(max_steps=2700),
     )
 
 
