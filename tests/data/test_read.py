@@ -222,7 +222,7 @@ def test_a_run_names_what_is_bad(
         locked(tmp_path / case.locked if case.locked else None),
         pytest.raises(PrivsynError) as caught,
     ):
-        read_people(OWN_DATA, values, chunking=chunking, nodes=2, most_nodes=1)
+        read_people(OWN_DATA, values, chunking=chunking, nodes=2)
     said = str(caught.value)
     assert case.says in said
     assert SECRET not in said

@@ -118,7 +118,7 @@ def test_draws_are_unrelated_within_and_across_calls() -> None:
         assert abs(np.corrcoef(left, right)[0, 1]) < 6.0 / np.sqrt(left.size), name
 
 
-@pytest.mark.parametrize("random", SOURCES, ids=lambda r: r.name)
+@pytest.mark.parametrize("random", SOURCES, ids=lambda r: type(r).__name__)
 def test_sizes_and_range(random: RandomSource) -> None:
     for size in (0, 1, 7, 1000):
         assert random.rounded_normal(5.0, size).shape == (size,)
