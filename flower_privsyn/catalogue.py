@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
-from importlib import metadata
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from flower_privsyn.errors import ConfigError
@@ -86,7 +86,7 @@ class CatalogueEntry(ComparedMethod):
     @cached_property
     def strategy(self) -> type[PrivateSumStrategy]:
         """The strategy, imported when it is first asked for: a list of methods needs no Flower."""
-        found: type[PrivateSumStrategy] = metadata.EntryPoint("", self.import_path, "").load()
+        found: type[PrivateSumStrategy] = resolve_name(self.import_path)
         return found
 
 
@@ -269,8 +269,8 @@ def strategy_named(name: object) -> type[PrivateSumStrategy]:
         return known[str(name)].strategy
     if ":" in str(name):
         try:
-            found = metadata.EntryPoint("", str(name), "").load()
-        except (ImportError, AttributeError) as error:
+            found = resolve_name(str(name))
+        except (ImportError, AttributeError, ValueError) as error:
             raise ConfigError(f"strategy {name!r} cannot be imported: {error}") from error
     if not (isinstance(found, type) and issubclass(found, PrivateSumStrategy)):
         raise ConfigError(
