@@ -30,16 +30,14 @@ Kind = Literal[
     "local text",
     "private text",
 ]
-#: Kinds of method that end with the model itself, and not with text for one to learn from.
-OF_MODELS: Final[frozenset[Kind]] = frozenset({"chosen text", "on-device training"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComparedMethod:
+class CatalogueEntry:
     """One way from users' text to a model, or the lack of one: a line of a comparison.
 
     Attributes:
-        name: as on the command line.
+        name: as on the command line; of a strategy, as settings name it with the key `strategy`.
         title: as in a table.
         kind: "public text": sees no private text (epsilon 0); "synthetic text": writes text on
             which a downstream model is fine-tuned; "chosen text": trains the model at the server on
@@ -50,6 +48,9 @@ class ComparedMethod:
             without privacy (epsilon infinity).
         seeded: whether its result depends on the seed.
         by_default: whether a comparison that names no methods has it.
+        import_path: of the strategy, as "module:Class"; its settings are its `config_class`. ""
+            for a paper's settings of another one, and for what asks nobody.
+        paper: where the strategy was published, as "Hou et al., ICML 2025"; else whose it is.
     """
 
     name: str
@@ -57,31 +58,13 @@ class ComparedMethod:
     kind: Kind
     seeded: bool = True
     by_default: bool = True
-
-    @property
-    def trains_student(self) -> bool:
-        """Whether it ends with the model itself, and not with text for one to learn from."""
-        return self.kind in OF_MODELS
+    import_path: str = ""
+    paper: str = ""
 
     @property
     def asks_users(self) -> bool:
         """Whether it has runs, whose ledgers say what they spent; the others are references."""
         return self.kind in ("synthetic text", "chosen text", "on-device training", "distances")
-
-
-@dataclass(frozen=True, kw_only=True)
-class CatalogueEntry(ComparedMethod):
-    """A strategy that settings can name with the key `strategy`.
-
-    Its name is of lower-case words joined by hyphens.
-
-    Attributes:
-        import_path: of the strategy, as "module:Class"; its settings are its `config_class`.
-        paper: where it was published, as "Hou et al., ICML 2025"; else whose method it is.
-    """
-
-    import_path: str
-    paper: str
 
     @cached_property
     def strategy(self) -> type[PrivateSumStrategy]:
@@ -92,18 +75,18 @@ class CatalogueEntry(ComparedMethod):
 
 _OURS = "of this package"
 #: In the order of a table, from the floor to the ceiling.
-_BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
-    ComparedMethod(name="public-only", title="public model", kind="public text", seeded=False),
-    ComparedMethod(name="expand-only", title="public text, expanded", kind="public text"),
-    ComparedMethod(name="random-public", title="public text, at random", kind="public text"),
-    ComparedMethod(name="distill-public", title="the same, distilled", kind="public text"),
-    ComparedMethod(
+_BUILT_IN: Final[tuple[CatalogueEntry, ...]] = (
+    CatalogueEntry(name="public-only", title="public model", kind="public text", seeded=False),
+    CatalogueEntry(name="expand-only", title="public text, expanded", kind="public text"),
+    CatalogueEntry(name="random-public", title="public text, at random", kind="public text"),
+    CatalogueEntry(name="distill-public", title="the same, distilled", kind="public text"),
+    CatalogueEntry(
         name="told-domain",
         title="text of the writer, told the domain",
         kind="public text",
         seeded=False,
     ),
-    ComparedMethod(
+    CatalogueEntry(
         name="prompt-chosen",
         title="public text, chosen by that text",
         kind="public text",
@@ -116,7 +99,7 @@ _BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
         import_path="flower_privsyn.strategies.private_evolution:PrivateEvolution",
         paper="Hou et al., ICML 2024 (PrE-Text); Lin et al. 2023",
     ),
-    ComparedMethod(name="pre-text", title="PrE-Text", kind="synthetic text"),
+    CatalogueEntry(name="pre-text", title="PrE-Text", kind="synthetic text"),
     CatalogueEntry(
         name="aug-pe",
         title="Aug-PE",
@@ -124,7 +107,7 @@ _BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
         import_path="flower_privsyn.strategies.aug_pe:AugPE",
         paper="Xie et al., ICML 2024",
     ),
-    ComparedMethod(name="pe-sft", title="PE + SFT", kind="synthetic text"),
+    CatalogueEntry(name="pe-sft", title="PE + SFT", kind="synthetic text"),
     CatalogueEntry(
         name="popri",
         title="POPri",
@@ -183,24 +166,24 @@ _BUILT_IN: Final[tuple[ComparedMethod, ...]] = (
         paper="Hou et al. 2023",
         by_default=False,
     ),
-    ComparedMethod(name="dp-prompt", title="DP-Prompt", kind="local text", by_default=False),
-    ComparedMethod(
+    CatalogueEntry(name="dp-prompt", title="DP-Prompt", kind="local text", by_default=False),
+    CatalogueEntry(
         name="expand-private",
         title="private text, expanded, no privacy",
         kind="private text",
         by_default=False,
     ),
-    ComparedMethod(name="finetune-private", title="private text, no privacy", kind="private text"),
+    CatalogueEntry(name="finetune-private", title="private text, no privacy", kind="private text"),
 )
 
 
 def entries() -> Mapping[str, CatalogueEntry]:
     """Every strategy of the package, by the name that settings have for it."""
-    return {name: entry for name, entry in compared().items() if isinstance(entry, CatalogueEntry)}
+    return {name: entry for name, entry in compared().items() if entry.import_path}
 
 
 @cache
-def compared() -> Mapping[str, ComparedMethod]:
+def compared() -> Mapping[str, CatalogueEntry]:
     """Everything that tables and pictures show, by name, from the floor to the ceiling.
 
     The strategies, the papers' settings of them, and what they are compared with.

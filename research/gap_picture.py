@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from flower_privsyn.files import read_json
-from flower_privsyn.report import require_libraries
 from flower_privsyn.report.figures import SETTINGS
 from flower_privsyn.report.numbers import bytes_text
 
@@ -96,11 +95,7 @@ def picture(bars: Sequence[Bar], title: str) -> str:
     Args:
         bars: from the top; at least one.
         title: of the picture.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
     """
-    require_libraries()
     import matplotlib
     from matplotlib.figure import Figure
 

@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from flower_privsyn.comparison.paraphrase import TEMPLATE, Paraphraser, TokenChoice
-from flower_privsyn.data import load_users, public_texts
-from flower_privsyn.embedding import load_tokenizer
+from flower_privsyn.checks import check_number
+from flower_privsyn.comparison.paraphrase import COLDEST, TEMPLATE, Paraphraser, TokenChoice
+from flower_privsyn.data import load_users
 from flower_privsyn.errors import DataError
 from flower_privsyn.files import append_json_lines
 from flower_privsyn.privacy.randomness import RandomSource, SecureRandom
@@ -108,6 +108,35 @@ def paraphrase_file(
     )
 
 
+def choice_of_epsilon(epsilon: float, *, low: float, high: float, vocabulary: int) -> TokenChoice:
+    """The choice of the lowest temperature at which a token costs no more than epsilon.
+
+    Args:
+        epsilon: of one token, > 0.
+        low: b1.
+        high: b2.
+        vocabulary: V.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+    check_number("epsilon", epsilon, gt=0)
+
+    def choice(temperature: float) -> TokenChoice:
+        return TokenChoice(low=low, high=high, temperature=temperature, vocabulary=vocabulary)
+
+    cold = COLDEST * (high - low)
+    # By the bound for an endless vocabulary this is warm enough; a colder one may be as well.
+    warm = max(2.0 * (high - low) / epsilon, cold) * (1 + 1e-6)
+    for _ in range(60):
+        middle = 0.5 * (cold + warm)
+        if choice(middle).epsilon <= epsilon:
+            warm = middle
+        else:
+            cold = middle
+    return choice(warm)
+
+
 def main() -> None:
     """Read the command line and write the paraphrases, with their ledger beside them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -133,15 +162,13 @@ def main() -> None:
         "max_new_tokens": asked.max_new_tokens,
     }
     paraphraser = Paraphraser(asked.model, **settings)
-    # On public text: measured on the documents, they would tell of them.
-    public = public_texts(tokenizer=load_tokenizer("privsyn-lm")[0], max_tokens=64)
-    low, high = paraphraser.logit_bounds(public)
+    low, high = paraphraser.logit_bounds()
     size = paraphraser.vocabulary
     if asked.temperature is not None:
         choice = TokenChoice(low=low, high=high, temperature=asked.temperature, vocabulary=size)
     else:
         per_token = asked.epsilon / asked.max_new_tokens
-        choice = TokenChoice.of_epsilon(per_token, low=low, high=high, vocabulary=size)
+        choice = choice_of_epsilon(per_token, low=low, high=high, vocabulary=size)
     print(f"Logits from {low:.4g} to {high:.4g} over a temperature of {choice.temperature:.4g}")
     found = paraphrase_file(
         documents,

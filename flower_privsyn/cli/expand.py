@@ -98,7 +98,8 @@ def _anew(run_dir: str, output: str, settings: list[str] | None) -> int:
 
 def _said(run: RunDirectory, settings: MoreText, written: Written, samples: int) -> int:
     """Print what was written and what holds for it; the exit status."""
-    from flower_privsyn.cli.inspect import epsilons, inspect_run
+    from flower_privsyn.cli.inspect import epsilons
+    from flower_privsyn.report.summary import RunSummary
 
     asked = settings.prompt and written.kind != "topics"
     how = f" with the prompt {settings.prompt}" if asked else ""
@@ -108,9 +109,9 @@ def _said(run: RunDirectory, settings: MoreText, written: Written, samples: int)
     )
     if written.by_class is not None:
         print("Of each class: " + ", ".join(f"{k} {n:,}" for k, n in written.by_class.items()))
-    facts = inspect_run(run.path)
-    if facts["releases"]:
-        print(f"Nothing was spent. What holds for the run holds for them:\n{epsilons(facts)}")
+    summary = RunSummary.of(run)
+    if summary.releases:
+        print(f"Nothing was spent. What holds for the run holds for them:\n{epsilons(summary)}")
     if written.texts < samples:
         sys.stderr.write(
             f"Only {written.texts:,} of {samples:,} texts could be kept; dropped: "

@@ -4,36 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from flower_privsyn.cli.options import Json, RunDir, option
 from flower_privsyn.cli.output import number, plain_line, show_json, show_table, tell
 
+if TYPE_CHECKING:
+    from flower_privsyn.report.summary import RunSummary
+
 #: Texts that are shown of a run.
 SAMPLES: Final = 5
-
-
-def inspect_run(path: str | Path) -> dict[str, Any]:
-    """What is known about a run, from its files alone.
-
-    Args:
-        path: The run directory.
-
-    Returns:
-        The fields of `RunSummary`, and `continue`: what goes on with a run without a result; None
-        for one that is at work or done.
-
-    Raises:
-        LedgerError: The ledger is damaged, or lacks a line that another file states.
-        RunDirectoryError: The folder holds no run, or one of its files is damaged.
-    """
-    from flower_privsyn.report.summary import RunSummary
-    from flower_privsyn.run import RunDirectory, how_to_resume
-
-    run = RunDirectory.open(path)
-    ended = run.standing in {"interrupted", "failed"}
-    return {**RunSummary.of(run).to_dict(), "continue": how_to_resume(run.path) if ended else None}
 
 
 def inspect(
@@ -62,52 +42,51 @@ def inspect(
     distances to the users' text, from the release, any number of them, at no cost.
     """
     from flower_privsyn.report.run import said
+    from flower_privsyn.report.summary import open_run
 
     if rank:
         return _rank(run_dir, rank, as_json=as_json)
-    facts = inspect_run(run_dir)
+    run = open_run(run_dir)
     if as_json:
-        return show_json(facts)
-    show_table(_facts(facts))
-    if facts["ranking"]:
-        show_ranking(facts["ranking"])
-    for title, rows in said(facts["sketch"]):
+        return show_json(run.to_dict())
+    show_table(_facts(run))
+    show_ranking(run.figures.get("ranking", ()))
+    for title, rows in said(run.sketch):
         show_table(rows, ("text", "times as often", "from", "to"), title=title)
     return 0
 
 
-def _facts(facts: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+def _facts(run: RunSummary) -> Iterator[tuple[str, object]]:
     """What is known of a run, with its names."""
     from flower_privsyn.report.numbers import bytes_text
 
-    yield "run", facts["path"]
-    yield "app", facts["app"] or "-"
-    yield "strategy", facts["strategy"] or "-"
-    yield "status", facts["status"]
-    if facts["error"]:
-        yield "error", facts["error"]
-    if facts["continue"]:
-        yield "continue", facts["continue"]
-    for change in facts["changes"]:
+    yield "run", run.path
+    yield "app", run.app or "-"
+    yield "strategy", run.strategy or "-"
+    yield "status", run.status
+    if run.error:
+        yield "error", run.error
+    if run.go_on:
+        yield "continue", run.go_on
+    for change in run.changes:
         told = [f"{key} = {one['to']!r}" for key, one in change["settings"].items()]
         told += [f"{key} {one['to'] or 'none'}" for key, one in change.get("versions", {}).items()]
         yield "changed", f"after round {change['after_round']}: {', '.join(told)}"
-    yield "created", facts["created"]
-    lost = len(facts["rounds_lost"])
-    finished = str(len(facts["rounds_finished"]))
+    yield "created", run.created
+    lost, finished = len(run.rounds_lost), str(len(run.rounds_finished))
     yield "rounds", f"{finished} ({lost} of them without a release)" if lost else finished
-    yield "users", "-" if facts["users"] is None else facts["users"]
-    if costs := facts["costs"]:
+    yield "users", "-" if run.users is None else run.users
+    if costs := run.costs:
         down, up = bytes_text(costs["bytes_down"]), bytes_text(costs["bytes_up"])
         yield "one user", f"{down} down, {up} up, who is in all rounds"
-    yield "privacy", epsilons(facts) if facts["releases"] else "nothing released"
-    if facts["rounds_open"] and facts["continue"]:
-        begun = ", ".join(map(str, facts["rounds_open"]))
+    yield "privacy", epsilons(run) if run.releases else "nothing released"
+    if run.rounds_open and run.go_on:
+        begun = ", ".join(map(str, run.rounds_open))
         yield "", f"round {begun} was begun and is lost: charged as soon as the run goes on"
-    yield facts["texts_are"], facts["synthetic_texts"]
-    if facts["trust"] is not None:
-        yield "trust", f"{facts['trust']:.2f} of 1 in the sketch that was released"
-    for place, sample in enumerate(facts["samples"][:SAMPLES], start=1):
+    yield run.texts_are, run.synthetic_texts
+    if "trust" in run.figures:
+        yield "trust", f"{run.figures['trust']:.2f} of 1 in the sketch that was released"
+    for place, sample in enumerate(run.samples[:SAMPLES], start=1):
         yield f"sample {place}", plain_line(sample)
 
 
@@ -156,34 +135,35 @@ def show_ranking(ranking: Sequence[Mapping[str, Any]]) -> None:
 
     headings = ("set", "texts", "FreD", "± noise", "of the means", "nearest in")
     rows = [(plain_line(name), *figures) for name, *figures in ranked(ranking)]
-    show_table(rows, headings, title="Nearest to the users' text first")
+    if rows:
+        show_table(rows, headings, title="Nearest to the users' text first")
 
 
-def epsilons(facts: Mapping[str, Any]) -> str:
+def epsilons(run: RunSummary) -> str:
     """The epsilons of a run in words.
 
     The two never go without each other: which one holds depends on who looks.
     """
-    if facts["epsilon_release"] is None:
-        return f"Not private: {facts['releases']} releases without sufficient noise"
+    if run.epsilon_release is None:
+        return f"Not private: {run.releases} releases without sufficient noise"
     return (
-        f"epsilon_release       = {facts['epsilon_release']:.4g}"
+        f"epsilon_release       = {run.epsilon_release:.4g}"
         " (towards everyone who does not know who took part)\n"
-        f"epsilon_known_cohorts = {number(facts['epsilon_known_cohorts'])}"
+        f"epsilon_known_cohorts = {number(run.epsilon_known_cohorts)}"
         " (towards one who does)\n"
-        f"delta = {number(facts['delta'])}, {facts['releases']} releases{_until(facts)}"
+        f"delta = {number(run.delta)}, {run.releases} releases{_until(run)}"
     )
 
 
-def _until(facts: Mapping[str, Any]) -> str:
+def _until(run: RunSummary) -> str:
     """What the epsilons are of, where that is not what the releases were charged with."""
-    if facts["ended_early"]:
+    if run.ended_early:
         return (
             "; it ended early, which may depend on what was released: the epsilons are those of "
             "all rounds that were planned"
         )
-    budget = facts["epsilon_budget"]
-    if facts["status"] == "finished" or budget is None or facts["epsilon_release"] >= budget:
+    spent, budget = run.epsilon_release, run.epsilon_budget
+    if run.status == "finished" or spent is None or budget is None or spent >= budget:
         return ""
     return (
         f" so far; whoever ends it here by what was released has spent the budget, epsilon = "

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from flower_privsyn import environment
 from flower_privsyn.cli.evaluate import evaluate as evaluate_command
-from flower_privsyn.cli.inspect import SAMPLES, epsilons, inspect_run, show_ranking
+from flower_privsyn.cli.inspect import SAMPLES, epsilons, show_ranking
 from flower_privsyn.cli.options import Config, Evaluate, NewRunDir, RunDir, Settings, option
 from flower_privsyn.cli.output import FAILED, INTERRUPTED, REFUSED, complain, plain_line, tell
 from flower_privsyn.files import quoted
@@ -143,36 +143,28 @@ def show_outcome(outcome: Outcome) -> int:
 
 def _show_result(path: Path) -> None:
     """Say what a finished run spent and where its files are."""
-    from flower_privsyn.run.directory import TRAINED_MODEL
+    from flower_privsyn.report.summary import open_run
 
-    facts = inspect_run(path)
+    run = open_run(path)
     print(f"Run directory: {path}")
-    if facts["releases"]:
-        print(epsilons(facts))
+    if run.releases:
+        print(epsilons(run))
     for name in ("synthetic.jsonl", "synthetic.parquet"):
         if (path / name).is_file():
-            title = str(facts["texts_are"]).capitalize()
-            print(f"{title}: {path / name} ({facts['synthetic_texts']:,})")
-    if (trained := path / TRAINED_MODEL).is_dir():
-        print(f"Trained model: {trained} (its README.md says how it is loaded)")
-    if facts["ranking"]:
-        show_ranking(facts["ranking"])
-    for place, sample in enumerate(facts["samples"][:SAMPLES], start=1):
+            print(f"{run.texts_are.capitalize()}: {path / name} ({run.synthetic_texts:,})")
+    if run.model is not None:
+        print(f"Trained model: {run.model} (its README.md says how it is loaded)")
+    show_ranking(run.figures.get("ranking", ()))
+    for place, sample in enumerate(run.samples[:SAMPLES], start=1):
         print(f"  {place}. {plain_line(sample)}")
-    trust = facts["trust"]
+    trust = run.figures.get("trust")
     if trust is not None and trust < _LITTLE_TRUST:
         print(
             f"The sketch that was released says little (trust {trust:.2f} of 1): more users, or "
             "more epsilon, would say more."
         )
-    print(f"Next: {_next_command(path, facts)}")
-
-
-def _next_command(run_path: Path, facts: Mapping[str, Any]) -> str:
-    """What somebody who has just seen a run end may want to type."""
-    from flower_privsyn.run import RunDirectory
-
-    written = facts["samples"] and facts["texts_are"].startswith("synthetic texts")
-    if written and RunDirectory.open(run_path).config.get("generator"):
-        return f"privsyn expand {quoted(run_path)} --samples 2000 (more text, at no privacy cost)"
-    return f"privsyn inspect {quoted(run_path)} (what was released)"
+    written = run.samples and run.texts_are.startswith("synthetic texts")
+    next_command = f"inspect {quoted(path)} (what was released)"
+    if written and run.settings.get("generator"):
+        next_command = f"expand {quoted(path)} --samples 2000 (more text, at no privacy cost)"
+    print(f"Next: privsyn {next_command}")

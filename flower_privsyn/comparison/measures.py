@@ -16,6 +16,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,7 +24,7 @@ import numpy as np
 
 from flower_privsyn.comparison.plan import Cell, Plan
 from flower_privsyn.data import Chunking, Samples, Users
-from flower_privsyn.embedding import load_embedder
+from flower_privsyn.embedding import load_embedder, load_tokenizer
 from flower_privsyn.errors import DataError
 from flower_privsyn.evaluation.copies import copy_rates
 from flower_privsyn.evaluation.language_model import evaluate_language_model
@@ -35,14 +36,13 @@ from flower_privsyn.evaluation.run import (
     random_public_text,
     tuned,
 )
-from flower_privsyn.files import located, read_json_lines
+from flower_privsyn.files import located, read_json, read_json_lines
 from flower_privsyn.progress import Progress
 from flower_privsyn.report.summary import RunSummary
 from flower_privsyn.run import RunDirectory
 
 if TYPE_CHECKING:
-    from flower_privsyn.data.public_rows import TokenRows
-    from flower_privsyn.evaluation.language_model import Float64Array, LanguageModelEvaluation
+    from flower_privsyn.evaluation.language_model import LanguageModelEvaluation
     from flower_privsyn.training.distillation import Distillation
 
 #: Folder of a model that a cell has trained, in that of the cell; the steps follow.
@@ -86,6 +86,16 @@ class Job:
     folder: Path
     progress: Progress
 
+    @property
+    def file(self) -> Path:
+        """`cell.json`: what was measured, and of which settings."""
+        return self.folder / "cell.json"
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What it holds; nothing before the cell was begun."""
+        return read_json(self.file)
+
 
 class Measures:
     """Measures cells of one comparison.
@@ -96,8 +106,7 @@ class Measures:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self._common = plan.common_values()
-        self._embedders: dict[tuple[str, str], RememberingEmbedder] = {}
+        self._common: Mapping[str, Any] = plan.common_values()
         self._held_out_copies: dict[int, float] = {}
 
     def of_text(self, job: Job, texts: Sequence[str], costs: Mapping[str, Any]) -> dict[str, Any]:
@@ -154,11 +163,8 @@ class Measures:
             train: trains it in so many steps and writes it to a folder, unless that is there.
         """
         bits: dict[int, float] = {}
-        for steps in (lengths := self.plan.lengths):
+        for steps in self.plan.lengths:
             train(steps, student := job.folder / f"{STUDENT}{steps}")
-            if len(lengths) == 1:
-                bits[steps] = 0.0
-                break
             tuning = self.samples(self.plan.people.tuning)
             bits[steps] = self._evaluated(job, str(student), tuning).cross_entropy.value
             if bits[steps] > min(bits.values()):
@@ -201,7 +207,7 @@ class Measures:
         found = compare_texts(
             texts,
             held_out,
-            embedder=self.embedder(self._common),
+            embedder=self.embedder,
             embedding_model=str(self._common["embedding-model"]),
             private=private,
             max_texts=MAX_TEXTS,
@@ -226,18 +232,13 @@ class Measures:
                 measured.
         """
         chunking = Chunking(max_tokens=max_tokens or int(self._common["max-tokens"]))
-        return chunking.samples(
-            chunking.documents(users), tokenizer=self.embedder(self._common).tokenizer
-        )
+        return chunking.samples(chunking.documents(users), tokenizer=self.embedder.tokenizer)
 
-    def embedder(self, values: Mapping[str, Any]) -> RememberingEmbedder:
-        """The embedding model of a run configuration."""
-        key = (str(values["embedding-model"]), str(values["embedding-precision"]))
-        if key not in self._embedders:
-            self._embedders[key] = RememberingEmbedder(
-                load_embedder(located(key[0]), precision=values["embedding-precision"])
-            )
-        return self._embedders[key]
+    @cached_property
+    def embedder(self) -> RememberingEmbedder:
+        """What all text is embedded and cut by."""
+        model, precision = (self._common[f"embedding-{of}"] for of in ("model", "precision"))
+        return RememberingEmbedder(load_embedder(located(model), precision=precision))
 
 
 def spent(run: RunDirectory, cpu_time: Path, users: int) -> dict[str, Any]:
@@ -264,9 +265,9 @@ def spent(run: RunDirectory, cpu_time: Path, users: int) -> dict[str, Any]:
         "server_seconds": sum(times) if times else None,
     }
     if (counted := summary.costs) is not None:
-        costs["rounds"] = counted.rounds
+        costs["rounds"] = counted["rounds"]
         # What a user may expect: nobody is in all rounds where users are drawn or take turns.
-        costs |= {name: round(counted.expected[name]) for name in sorted(counted.expected)}
+        costs |= {name: round(value) for name, value in sorted(counted["expected"].items())}
     return {
         "epsilon_release": summary.epsilon_release,
         "epsilon_known_cohorts": summary.epsilon_known_cohorts,
@@ -281,19 +282,13 @@ def spent(run: RunDirectory, cpu_time: Path, users: int) -> dict[str, Any]:
 def floor(job: Job, measures: Measures) -> dict[str, Any]:
     """The downstream model as it is."""
     quality = measures.quality(job, measures.plan.downstream)
-    return {"quality": quality, "texts": None, "costs": dict(_NO_COSTS), "samples": []}
+    return {"quality": quality, "costs": dict(_NO_COSTS)}
 
 
 def ceiling(job: Job, measures: Measures) -> dict[str, Any]:
     """The model fine-tuned on the private text itself."""
-    # No costs: the text itself is what leaves. No samples: they would be the users' own.
     own = measures.samples(measures.plan.people.private(job.cell.seed)).texts
-    return {
-        "quality": measures.tuned(job, own),
-        "texts": None,
-        "costs": None,
-        "samples": [],
-    }
+    return {"quality": measures.tuned(job, own)}
 
 
 def expanded_public(job: Job, measures: Measures) -> dict[str, Any]:
@@ -303,7 +298,7 @@ def expanded_public(job: Job, measures: Measures) -> dict[str, Any]:
     begun, values = time.monotonic(), job.values
     known = public_texts(
         located(str(values["public-text"])),
-        tokenizer=measures.embedder(values).tokenizer,
+        tokenizer=load_tokenizer(located(str(values["embedding-model"])))[0],
         max_tokens=int(values["max-tokens"]),
         whole_sentences=True,
     )
@@ -315,9 +310,7 @@ def expanded_public(job: Job, measures: Measures) -> dict[str, Any]:
 def expanded_private(job: Job, measures: Measures) -> dict[str, Any]:
     """The same of the private text itself: the ceiling of private evolution, without privacy."""
     own = measures.samples(measures.plan.people.private(job.cell.seed)).texts
-    found = measures.of_text(job, _expanded(job, own, source="private"), {})
-    # No costs, and no samples, as for the ceiling: a generator may repeat what it was shown.
-    return {**found, "costs": None, "samples": []}
+    return measures.of_text(job, _expanded(job, own, source="private"), {})
 
 
 def random_text(job: Job, measures: Measures) -> dict[str, Any]:
@@ -340,7 +333,7 @@ def random_text(job: Job, measures: Measures) -> dict[str, Any]:
         )
     quality = measures.tuned(job, texts, taught)
     costs = {**_NO_COSTS, "server_seconds": time.monotonic() - begun}
-    return {"quality": quality, "texts": None, "costs": costs, "samples": []}
+    return {"quality": quality, "costs": costs}
 
 
 def told_domain(job: Job, measures: Measures) -> dict[str, Any]:
@@ -358,8 +351,8 @@ def prompt_chosen(job: Job, measures: Measures) -> dict[str, Any]:
     """
     from flower_privsyn.data.chunking import token_ids
     from flower_privsyn.data.public_rows import PublicRows
-    from flower_privsyn.embedding import load_tokenizer
-    from flower_privsyn.training.selection import LogRatioScorer, select, surprisal_weights
+    from flower_privsyn.strategies._token_sketch import SketchedStudentConfig
+    from flower_privsyn.training.selection import LogRatioScorer, surprisal_weights
 
     begun, values, like = time.monotonic(), job.values, _told(job)
     tokenizer = load_tokenizer(located(measures.plan.downstream))[0]
@@ -367,26 +360,27 @@ def prompt_chosen(job: Job, measures: Measures) -> dict[str, Any]:
         located(str(values["public-text"])),
         tokenizer=tokenizer,
         max_tokens=int(values["max-tokens"]),
-        setting="public-text",
     )
     size = public.vocabulary
-    there = np.zeros(size, dtype=np.int64)
-    for chunk in public.chunks():
-        there += np.bincount(chunk.tokens, minlength=size)
+    parts = [np.bincount(chunk.tokens, minlength=size) for chunk in public.chunks()]
+    there = np.sum(parts, axis=0)
     written = np.bincount(np.concatenate(token_ids(tokenizer, like)), minlength=size)
     ratios = np.log((written + 0.5) / written.sum()) - np.log((there + 0.5) / there.sum())
-    scorer = LogRatioScorer(tokens=ratios, weights=surprisal_weights(there))
-
-    def of_long_rows(rows: TokenRows) -> Float64Array:
-        return np.where(rows.lengths < int(values["least-row-tokens"]), -np.inf, scorer(rows))
-
-    count = max(round(float(values["select-share"]) * len(public)), int(values["least-selected"]))
-    with job.progress.stage("Choose public text"):
-        scores = np.concatenate([of_long_rows(chunk) for chunk in public.chunks()])
-        chosen = select(public, scores, count=count).indices
-    quality = measures.tuned(job, [public.text_of(int(index)) for index in chosen])
+    chosen = SketchedStudentConfig(
+        epsilon=1.0,  # which is not spent
+        select_share=float(values["select-share"]),
+        least_selected=int(values["least-selected"]),
+        least_row_tokens=int(values["least-row-tokens"]),
+        most_overlap=1.0,
+    ).chosen(
+        public,
+        LogRatioScorer(tokens=ratios, weights=surprisal_weights(there)),
+        progress=job.progress,
+    )
+    texts = [public.text_of(int(index)) for index in chosen.indices]
+    quality = measures.tuned(job, texts)
     costs = {**_NO_COSTS, "server_seconds": time.monotonic() - begun}
-    return {"quality": quality, "texts": None, "costs": costs, "samples": []}
+    return {"quality": quality, "costs": costs}
 
 
 def _told(job: Job) -> list[str]:
@@ -411,8 +405,6 @@ def paraphrases(job: Job, measures: Measures) -> dict[str, Any]:
         ConfigError: The generator is no model that runs here, or cannot hold the text.
     """
     from flower_privsyn.comparison.paraphrase import Paraphraser, TokenChoice
-    from flower_privsyn.data import public_texts
-    from flower_privsyn.embedding import load_tokenizer
     from flower_privsyn.privacy.randomness import SecureRandom
 
     values = job.values
@@ -427,8 +419,7 @@ def paraphrases(job: Job, measures: Measures) -> dict[str, Any]:
         max_document_tokens=int(values["max-tokens"]),
         max_new_tokens=int(values["max-new-tokens"]),
     )
-    public = public_texts("bundled[:32]", tokenizer=load_tokenizer("privsyn-lm")[0], max_tokens=64)
-    low, high = paraphraser.logit_bounds(public)
+    low, high = paraphraser.logit_bounds()
     choice = TokenChoice(
         low=low,
         high=high,

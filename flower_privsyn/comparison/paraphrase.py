@@ -20,15 +20,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from flower_privsyn.checks import check_number, check_whole
+from flower_privsyn.data import public_texts
+from flower_privsyn.embedding import load_tokenizer
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.models.text_batches import text_batches
 from flower_privsyn.privacy.randomness import RandomSource
+
+if TYPE_CHECKING:
+    import torch
 
 #: Ours; the paper's "Document : {text} Paraphrase of the document :" with line breaks.
 TEMPLATE: Final = "Document: {text}\nParaphrase of the document:"
@@ -42,6 +47,9 @@ _LARGEST: Final = 2**40
 _MOST_TOKENS: Final = 2**23
 #: Smallest weight: below, rounding to whole numbers would change what was asked for.
 _LEAST: Final = 2**12
+
+#: Lowest temperature, times b2 - b1: the smallest weight is above `_LEAST` then.
+COLDEST: Final = 1 / math.log(_LARGEST / (2 * _LEAST))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,34 +105,6 @@ class TokenChoice:
         least, most, others = self._least, _LARGEST, self.vocabulary - 1
         # most / (most + others * least) against least / (least + others * most).
         return math.log(most / least) + math.log((least + others * most) / (most + others * least))
-
-    @classmethod
-    def of_epsilon(cls, epsilon: float, *, low: float, high: float, vocabulary: int) -> Self:
-        """The lowest temperature at which a token costs no more than epsilon.
-
-        Args:
-            epsilon: of one token, > 0.
-            low: b1.
-            high: b2.
-            vocabulary: V.
-
-        Raises:
-            ConfigError: a value is out of range.
-        """
-        check_number("epsilon", epsilon, gt=0)
-        width = high - low
-        # By the bound for an endless vocabulary this is warm enough; a colder one may be as well.
-        warm = max(2.0 * width / epsilon, width / math.log(_LARGEST / (2 * _LEAST)))
-        cold = width / math.log(_LARGEST / (2 * _LEAST))
-        found = cls(low=low, high=high, temperature=warm * (1 + 1e-6), vocabulary=vocabulary)
-        for _ in range(60):
-            middle = 0.5 * (cold + warm)
-            tried = cls(low=low, high=high, temperature=middle, vocabulary=vocabulary)
-            if tried.epsilon <= epsilon:
-                found, warm = tried, middle
-            else:
-                cold = middle
-        return found
 
     def weights(self, logits: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
         """Whole numbers that tokens are drawn in proportion to.
@@ -237,14 +217,14 @@ class Paraphraser:
         """Logits of the model: all of them take part in every draw."""
         return int(self._model.get_output_embeddings().weight.shape[0])
 
-    def logit_bounds(self, public: Sequence[str]) -> tuple[float, float]:
+    def logit_bounds(self) -> tuple[float, float]:
         """Bounds that lose little: the mean logit, and the mean of a position's largest one.
 
-        Args:
-            public: texts of nobody; the first 32 are looked at.
+        On public text: measured on the documents, they would tell of them.
         """
         import torch
 
+        public = public_texts(tokenizer=load_tokenizer("privsyn-lm")[0], max_tokens=64)
         means, largest = [], []
         for text in public[:_MEASURED]:
             rows = self._rows([text])
@@ -300,8 +280,9 @@ class Paraphraser:
     def _drawn(
         self, rows: Sequence[Sequence[int]], choice: TokenChoice, random: RandomSource
     ) -> npt.NDArray[np.int64]:
-        """(batch_size, max_new_tokens) tokens: all of them are drawn, whatever they are."""
+        """(batch_size, n) tokens, n at most `max_new_tokens`: no more once every row has ended."""
         import torch
+        from transformers import GenerationConfig, LogitsProcessorList
 
         tokens = np.zeros((self._batch_size, self._width), dtype=np.int64)
         seen = np.zeros((self._batch_size, self._width), dtype=np.int64)
@@ -309,28 +290,23 @@ class Paraphraser:
         for place, row in enumerate(rows):
             tokens[place, self._width - len(row) :] = row
             seen[place, self._width - len(row) :] = 1
-        device = self._model.device
-        inputs = torch.from_numpy(tokens).to(device)
-        attention = torch.from_numpy(seen).to(device)
-        drawn, cache = [], None
-        with torch.inference_mode():
-            for _ in range(self.max_new_tokens):
-                places = (attention.cumsum(dim=1) - 1).clamp(min=0)[:, -inputs.shape[1] :]
-                output = self._model(
-                    input_ids=inputs,
-                    attention_mask=attention,
-                    position_ids=places,
-                    past_key_values=cache,
-                    use_cache=True,
-                    logits_to_keep=1,
-                )
-                cache = output.past_key_values
-                logits = output.logits[:, -1].to(torch.float64).cpu().numpy()
-                chosen = choice.draw(logits, random=random)
-                drawn.append(chosen)
-                inputs = torch.from_numpy(chosen[:, None]).to(device)
-                attention = torch.cat((attention, torch.ones_like(inputs)), dim=1)
-        return np.stack(drawn, axis=1)
+
+        def draw(_written: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+            chosen = choice.draw(logits.to(torch.float64).cpu().numpy(), random=random)
+            certain = torch.full_like(logits, -torch.inf)
+            certain[range(len(chosen)), chosen] = 0.0
+            return certain
+
+        written = self._model.generate(
+            torch.from_numpy(tokens).to(self._model.device),
+            attention_mask=torch.from_numpy(seen).to(self._model.device),
+            # The likeliest token, which is the one that was drawn.
+            generation_config=GenerationConfig(
+                max_new_tokens=self.max_new_tokens, do_sample=False, num_beams=1, pad_token_id=0
+            ),
+            logits_processor=LogitsProcessorList([draw]),
+        )
+        return np.asarray(written[:, self._width :].cpu(), dtype=np.int64)
 
     def _text_of(self, tokens: npt.NDArray[np.int64]) -> str:
         """A paraphrase up to the first token that ends it: post-processing of all tokens."""

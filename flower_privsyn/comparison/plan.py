@@ -6,13 +6,11 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 from flower_privsyn.catalogue import (
     CatalogueEntry,
-    ComparedMethod,
     compared,
     entries,
     listed_strategies,
@@ -23,7 +21,8 @@ from flower_privsyn.comparison.people import OPENED, People
 from flower_privsyn.data import Chunking
 from flower_privsyn.dry_run import Report, check_plan, check_setup
 from flower_privsyn.dry_run.people import BUNDLED, check_public_text, people_of
-from flower_privsyn.errors import ConfigError, MissingExtraError
+from flower_privsyn.errors import ConfigError
+from flower_privsyn.evaluation.distribution import library
 from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.files import located
 from flower_privsyn.host.app import (
@@ -70,7 +69,7 @@ class Cell:
         seed: of everything public.
     """
 
-    method: ComparedMethod
+    method: CatalogueEntry
     epsilon: float | None
     seed: int
 
@@ -116,7 +115,7 @@ class Plan:
     app: App
     configs: tuple[str, ...]
     people: People
-    methods: tuple[ComparedMethod, ...]
+    methods: tuple[CatalogueEntry, ...]
     epsilons: tuple[float, ...]
     seeds: int
     delta: float
@@ -173,7 +172,9 @@ class Plan:
             config_name=self._file_of(method),
             settings=self._settings_of(method.name, defaults),
         )
-        values = {**defaults, **values, **_strategy_of(method), **self._decided(cell, data)}
+        if method.import_path and self._file_of(method) is None:
+            values["strategy"] = method.import_path
+        values = {**defaults, **values, **self._decided(cell, data)}
         values |= {key: set_ for key, set_ in self._trained(method).items() if key in defaults}
         return values
 
@@ -196,31 +197,28 @@ class Plan:
         """
         method = cell.method
         given = {**self._defaults(method), **self.app.defaults, **self._trained(method)}
-        decided = self._decided(cell, Path()).keys() | {"run-dir", "resume"}
+        decided = self._decided(cell, Path())
         return {
             key: Path(value).name if isinstance(value, str) and Path(value).exists() else value
             for key, value in self.values(cell, Path()).items()
             if key not in decided and value != given.get(key)
         }
 
-    def _defaults(self, method: ComparedMethod) -> dict[str, ConfigValue]:
+    def _defaults(self, method: CatalogueEntry) -> dict[str, ConfigValue]:
         """Every key of a method with its default; of a reference those of what writes or learns."""
-        names = ["joint-sketch", "private-evolution"]
-        if method.asks_users:
-            values = resolve_config(self.app, config_name=self._file_of(method))
-            names = [str({**values, **_strategy_of(method)}["strategy"])]
+        strategies = [entries()[name].strategy for name in ("joint-sketch", "private-evolution")]
         found: dict[str, ConfigValue] = {}
-        for name in names:
-            found |= _stated(strategy_named(name).config_class)
+        for strategy in [method.strategy] if method.import_path else strategies:
+            found |= _stated(strategy.config_class)
         return found
 
-    def _file_of(self, method: ComparedMethod) -> str | None:
+    def _file_of(self, method: CatalogueEntry) -> str | None:
         """Its settings in the app; None for a reference without any."""
         files = [f"{config}/{method.name}" for config in self.configs]
         written = [name for name in files if (self.app.path / "conf" / f"{name}.toml").is_file()]
         return next(iter(written), None)
 
-    def _trained(self, method: ComparedMethod) -> dict[str, ConfigValue]:
+    def _trained(self, method: CatalogueEntry) -> dict[str, ConfigValue]:
         """What a student of the server's own is, where the app has one: as everybody's is.
 
         A model that a method trains to write text is no student: another one learns from the text.
@@ -255,6 +253,8 @@ class Plan:
             "noise-multiplier": -1.0,
             "delta": self.delta,
             "seed": cell.seed,
+            "run-dir": "",
+            "resume": False,
         }
 
     def _settings_of(self, method: str, keys: Collection[str]) -> list[str]:
@@ -277,7 +277,7 @@ class Plan:
         """
         names = {method.name for method in self.methods}
         cells = self.cells()
-        decided = self._decided(cells[0], Path()).keys() | {"run-dir", "resume"}
+        decided = set(self._decided(cells[0], Path()))
         trained = {method.name: self._trained(method).keys() for method in self.methods}
         everywhere = decided.union(*trained.values())
         known = CLIENT_KEYS.union(*(self._defaults(method) for method in self.methods))
@@ -295,52 +295,45 @@ class Plan:
                 )
             if (rest if dot else key) not in known:
                 raise ConfigError(unknown_keys([rest if dot else key], known, f"--set {setting}"))
-        report, setups = Report(), list[tuple[str, Callable[..., None]]]()
-        with report.refusals("figures"):
-            if find_spec("sklearn") is None:
-                raise MissingExtraError(
-                    "figures are made with sklearn: pip install 'flower-privsyn[evaluation]'"
-                )
+        library("sklearn")  # which figures are made with
+        reports, setups = list[tuple[str, Report]](), list[Callable[[], None]]()
         for cell in cells:
             # Where the smallest budget is enough against the noise, every larger one is.
             if cell.seed == 0 and cell.epsilon in (0.0, None, self.epsilons[0]):
-                self._check_cell(cell, report, setups)
+                reports.append((cell.method.name, report := Report()))
+                with report.refusals(cell.method.name):
+                    if (set_up := self._check_cell(cell, report)) is not None:
+                        setups.append(set_up)
         # Loading models takes a while: what stops one of the runs without them is said first.
-        for method, set_up in setups if report.ready else ():
-            found = Report()
-            set_up(report=found)
-            for one in found.of_level("stops"):
-                report.say(method, one.sentence, level="stops")
-        if not report.ready:
-            stops = (f"{one.topic}: {one.sentence}" for one in report.of_level("stops"))
+        for set_up in setups if all(report.ready for _, report in reports) else ():
+            set_up()
+        stops = [
+            f"{name}: {one.sentence}"
+            for name, report in reports
+            for one in report.of_level("stops")
+        ]
+        if stops:
             raise ConfigError("; ".join(dict.fromkeys(stops)))
 
-    def _check_cell(
-        self, cell: Cell, report: Report, setups: list[tuple[str, Callable[..., None]]]
-    ) -> None:
-        """Check a cell as `privsyn check` does a run, but for what `setups` then hold.
+    def _check_cell(self, cell: Cell, report: Report) -> Callable[[], None] | None:
+        """Check a cell as `privsyn check` does a run, but for setting it up.
 
-        What asks nobody is run before all others, and is not set up here.
+        Returns:
+            What sets it up; None of what asks nobody, which is run before all others.
         """
-        name = cell.method.name
-        with report.refusals(name):
-            values, found = self.values(cell, Path()), Report()
-            if cell.method.asks_users:
-                settings, strategy = need(strategy_of_app(self.app, values))
-                people = people_of(
-                    [self.people.private(cell.seed)],
-                    chunking=Chunking.of(settings.to_dict()),
-                )
-                method = strategy(settings).method
-                data = self.people.source
-                plan = check_plan(method, settings, people, report=found, data=data)
-                if plan is not None:
-                    set_up = partial(check_setup, method, settings, plan, people)
-                    setups.append((name, set_up))
-            else:
-                self._check_reference(name, values)
-            for diagnostic in found.of_level("stops"):
-                report.say(name, diagnostic.sentence, level="stops")
+        values = self.values(cell, Path())
+        if not cell.method.asks_users:
+            self._check_reference(cell.method.name, values)
+            return None
+        settings, strategy = need(strategy_of_app(self.app, values))
+        people = people_of(
+            [self.people.private(cell.seed)], chunking=Chunking.of(settings.to_dict())
+        )
+        method = strategy(settings).method
+        plan = check_plan(method, settings, people, report=report, data=self.people.source)
+        if plan is None:
+            return None
+        return partial(check_setup, method, settings, plan, people, report=report)
 
     def _check_reference(self, name: str, values: Mapping[str, ConfigValue]) -> None:
         """Check what asks nobody: the text it reads, and who writes or teaches."""
@@ -364,7 +357,7 @@ class Plan:
             )
 
 
-def methods_of(app: App, *configs: str) -> Mapping[str, ComparedMethod]:
+def methods_of(app: App, *configs: str) -> Mapping[str, CatalogueEntry]:
     """The methods of an app: the references, and a file `conf/<config>/<method>.toml` for others.
 
     Args:
@@ -394,25 +387,22 @@ def methods_of(app: App, *configs: str) -> Mapping[str, ComparedMethod]:
     return {name: found[name] for name in (*order, *own, ceiling) if name in found}
 
 
-def _method_of(app: App, file: Path) -> ComparedMethod:
+def _method_of(app: App, file: Path) -> CatalogueEntry:
     """The method that a file of settings makes of its strategy."""
     values = resolve_config(app, config_name=f"{file.parent.name}/{file.stem}")
     strategy = values.get("strategy")
-    if strategy not in entries():
+    if (entry := entries().get(str(strategy))) is None:
         raise ConfigError(f"{file}: strategy must be {listed_strategies()}, got {strategy!r}")
-    if entries()[str(strategy)].kind == "distances":
+    if entry.kind == "distances":
         raise ConfigError(
             f"{file}: {strategy} writes no text and trains no model, so that there is nothing "
             "to compare; it judges rounds of other methods where they ask for it"
         )
-    known = compared().get(file.stem)
-    if known is None:
-        known = ComparedMethod(name=file.stem, title=file.stem, kind="synthetic text")
-    kind = entries()[str(strategy)].kind
-    if kind == "chosen text":
-        # A file that asks for written text is measured by that, and not by the student beside it.
-        kind = "synthetic text" if values.get("synthesis") == _WRITTEN else kind
-    return replace(known, kind=kind)
+    # A joint sketch that writes is measured by its text, and not by the student beside it.
+    writes = entry.kind == "chosen text" and values.get("synthesis") == _WRITTEN
+    kind = "synthetic text" if writes else entry.kind
+    known = compared().get(file.stem, CatalogueEntry(name=file.stem, title=file.stem, kind=kind))
+    return replace(known, kind=kind, import_path=entry.import_path)
 
 
 def make_plan(
@@ -475,7 +465,7 @@ def make_plan(
     return plan
 
 
-def _chosen(app: App, configs: Sequence[str], names: Sequence[str]) -> tuple[ComparedMethod, ...]:
+def _chosen(app: App, configs: Sequence[str], names: Sequence[str]) -> tuple[CatalogueEntry, ...]:
     """The methods of these names, in the order of the table."""
     known = methods_of(app, *configs)
     known = {**known, **{name: _of_class(name) for name in names if ":" in name}}
@@ -496,13 +486,6 @@ def _of_class(name: str) -> CatalogueEntry:
     strategy = strategy_named(name)
     title = strategy.__name__
     return CatalogueEntry(name=title, title=title, kind=strategy.kind, import_path=name, paper=name)
-
-
-def _strategy_of(method: ComparedMethod) -> dict[str, ConfigValue]:
-    """The strategy of one's own, which no file of the app names."""
-    if method.name in compared() or not isinstance(method, CatalogueEntry):
-        return {}
-    return {"strategy": method.import_path}
 
 
 def settings_of(values: Mapping[str, ConfigValue]) -> dict[str, Any]:

@@ -46,7 +46,7 @@ from flower_privsyn.errors import (
     RunDirectoryError,
     StoppedError,
 )
-from flower_privsyn.evaluation.language_model import Float64Array, resampled_figures
+from flower_privsyn.evaluation.language_model import Float64Array, resampled_bits
 from flower_privsyn.host.grid import variables
 from flower_privsyn.host.launch import Say, resume_run, run_app
 from flower_privsyn.locks import lock_file
@@ -111,24 +111,15 @@ class Comparison:
         """`compare.json`."""
         return self.folder / "compare.json"
 
-    def _cell_folder(self, cell: Cell) -> Path:
-        return self.folder / "cells" / cell.name
-
     def _refuse_other(self) -> None:
-        try:
-            before = json.loads(self.document_file.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            # A comparison that was killed before its first cell has its users there, no more.
-            if {one.name for one in self.folder.iterdir()} - {".lock", "data"}:
-                raise ConfigError(
-                    f"{self.folder} is not empty and holds no comparison: choose another --output"
-                ) from None
-            return
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{self.document_file} cannot be read: {error}") from error
-        fixed = before.get("fixed", {})
-        for key, value in self._fixed.items():
-            if fixed.get(key) != json.loads(json.dumps(value)):
+        before = files.read_json(self.document_file)
+        # A comparison that was killed before its first cell has its users there, no more.
+        if not before and {one.name for one in self.folder.iterdir()} - {".lock", "data"}:
+            raise ConfigError(
+                f"{self.folder} is not empty and holds no comparison: choose another --output"
+            )
+        for key, value in self._fixed.items() if before else ():
+            if before.get("fixed", {}).get(key) != json.loads(json.dumps(value)):
                 what = "other users" if key == "users" else f"another value of {key}"
                 raise ConfigError(
                     f"{self.folder} holds a comparison with {what}: choose another --output, or "
@@ -156,17 +147,25 @@ class Comparison:
         load_pretrained(self.plan.downstream, kind="causal", dtype="float32", device="cpu")
         lock = lock_file(self.folder / ".lock", what=f"the comparison in {self.folder}")
         with lock:
-            data = self._write_users()
-            cells = self.plan.cells()
-            for cell in cells:
-                self._refuse_changed(cell, data)
+            data, progress = self._write_users(), Progress(say)
+            jobs = [
+                Job(
+                    cell=cell,
+                    values=self.plan.values(cell, data),
+                    folder=self.folder / "cells" / cell.name,
+                    progress=progress,
+                )
+                for cell in self.plan.cells()
+            ]
+            for job in jobs:
+                self._refuse_changed(job)
             self._write(running=None)
-            for number, cell in enumerate(cells, start=1):
-                if self._result(cell).get("status") == "finished":
+            for number, job in enumerate(jobs, start=1):
+                if job.record.get("status") == "finished":
                     continue
-                say(f"[{number}/{len(cells)}] {called(cell.to_dict())}")
-                self._write(running=cell)
-                say(f"    {self._attempt(cell, data, say)}")
+                say(f"[{number}/{len(jobs)}] {called(job.cell.to_dict())}")
+                self._write(running=job.cell)
+                say(f"    {self._attempt(job, say)}")
             return self._write(running=None)
 
     def _write_users(self) -> Path:
@@ -185,82 +184,74 @@ class Comparison:
                     files.append_json_lines(temporary, _rows(users))
         return folder
 
-    def _refuse_changed(self, cell: Cell, data: Path) -> None:
+    def _refuse_changed(self, job: Job) -> None:
         """Refuse to put a cell of other settings beside the new ones."""
-        before = self._result(cell).get("settings")
+        before = job.record.get("settings")
         if before is None:
             return
-        asked = json.loads(json.dumps(settings_of(self.plan.values(cell, data))))
+        asked = json.loads(json.dumps(settings_of(job.values)))
         for key in sorted(asked.keys() | before.keys()):
             if asked.get(key) != before.get(key):
                 raise ConfigError(
-                    f"{self._cell_folder(cell)} was run with {key} = {before.get(key)!r}, and "
+                    f"{job.folder} was run with {key} = {before.get(key)!r}, and "
                     f"{asked.get(key)!r} is asked for now: choose another --output, or delete that "
                     "folder to run the cell anew"
                 )
 
-    def _attempt(self, cell: Cell, data: Path, say: Say) -> str:
+    def _attempt(self, job: Job, say: Say) -> str:
         """Run and measure a cell; a failure is a result as well.
 
         Returns:
             What was found, in a sentence.
         """
-        folder, before = self._cell_folder(cell), self._result(cell)
-        folder.mkdir(parents=True, exist_ok=True)
-        values = self.plan.values(cell, data)
+        cell, before = job.cell, job.record
+        job.folder.mkdir(parents=True, exist_ok=True)
         record = {
             "stamp": self.plan.stamp,
             **cell.to_dict(),
             "status": "pending",
             "error": None,
-            "settings": settings_of(values),
+            "settings": settings_of(job.values),
             "own_settings": self.plan.own_settings(cell),
         }
         # Before anything of it is done: whoever continues it must ask for the same.
-        files.write_json(folder / "cell.json", record)
+        files.write_json(job.file, record)
         begun = time.monotonic()
-        found, error = self._tried(cell, data, say)
-        # Of a cell that goes on where an earlier attempt ended, times would be a part of it.
-        seconds = None if before else time.monotonic() - begun
-        status = "finished" if error is None else "failed"
-        record |= {**found, "status": status, "error": error, "wall_seconds": seconds}
-        if before and not cell.method.asks_users and record.get("costs"):
-            record["costs"] |= {"server_seconds": None, "client_cpu_seconds": None}
-        files.write_json(folder / "cell.json", record)
-        if error is not None:
-            return f"failed: {error}"
-        accuracy = record["quality"]["next_token_accuracy"]
-        return f"next-token accuracy {accuracy:.4f} on held-out users ({self.plan.stamp})"
-
-    def _tried(self, cell: Cell, data: Path, say: Say) -> tuple[dict[str, Any], str | None]:
-        """What a cell gave, or why it gave nothing."""
         try:
-            return self._outcome(cell, data, say), None
+            record |= self._outcome(job, say) | {"status": "finished"}
         except StoppedError:
             raise  # the owner wants it to end here, and the cell to go on another day
         except PrivsynError as error:
-            return {}, str(error)
+            record |= {"status": "failed", "error": str(error)}
         except Exception as error:  # any library's: the other cells go on
             if os.environ.get(environment.TRACEBACK):
                 raise
-            return {}, f"unexpected {type(error).__name__}: {error}"
+            record |= {"status": "failed", "error": f"unexpected {type(error).__name__}: {error}"}
+        # Of a cell that goes on where an earlier attempt ended, times would be a part of it.
+        record["wall_seconds"] = None if before else time.monotonic() - begun
+        if before and not cell.method.asks_users and record.get("costs"):
+            record["costs"] |= {"server_seconds": None, "client_cpu_seconds": None}
+        files.write_json(job.file, record)
+        if record["error"] is not None:
+            return f"failed: {record['error']}"
+        accuracy = record["quality"]["next_token_accuracy"]
+        return f"next-token accuracy {accuracy:.4f} on held-out users ({self.plan.stamp})"
 
-    def _outcome(self, cell: Cell, data: Path, say: Say) -> dict[str, Any]:
-        values, folder = self.plan.values(cell, data), self._cell_folder(cell)
-        run = None
-        if cell.method.asks_users:
-            run = self._run(folder, values, say)
-        job = Job(cell=cell, values=values, folder=folder, progress=Progress(say))
-        if run is None:
-            return REFERENCES[cell.method.name](job, self._measures)
-        return self._released(job, run)
+    def _outcome(self, job: Job, say: Say) -> dict[str, Any]:
+        """What a cell gave."""
+        method = job.cell.method
+        if method.asks_users:
+            return self._released(job, self._run(job, say))
+        found = {"texts": None, "samples": [], **REFERENCES[method.name](job, self._measures)}
+        # Private text itself is what would leave; and what is made of it may repeat it.
+        return found | ({"costs": None, "samples": []} if method.kind == "private text" else {})
 
-    def _run(self, folder: Path, values: Mapping[str, Any], say: Say) -> RunDirectory:
+    def _run(self, job: Job, say: Say) -> RunDirectory:
         """The finished run of a cell: a new one, a continued one, or the one there is."""
-        path = folder / "run"
+        path, values = job.folder / "run", job.values
         if (path / "config.json").is_file() and RunDirectory.open(path).status == "finished":
             return RunDirectory.open(path)
-        with variables({environment.CPU_TIME: str(folder / "cpu_time.jsonl")}):
+        with variables({environment.CPU_TIME: str(job.folder / "cpu_time.jsonl")}):
             # What an attempt left that never came to a run is started from again.
             if (path / "config.json").is_file() or OwnerFolder(path).own_file.is_file():
                 outcome = resume_run(path, app=self.plan.app, values=values, say=say)
@@ -275,14 +266,14 @@ class Comparison:
         """What a finished run gave, spent and cost."""
         found = spent(run, job.folder / "cpu_time.jsonl", self.plan.people.number)
         found["run"] = str(run.path.relative_to(self.folder))
-        if job.cell.method.trains_student:
-            if job.cell.method.kind == "chosen text":
-                quality = self._measures.of_best(job, partial(self._taught, run))
-            else:
-                quality = self._measures.quality(job, str(run.path / TRAINED_MODEL))
-            return {**found, "quality": quality, "texts": None, "samples": []}
-        texts = [str(record["text"]) for record in files.read_json_lines(run.synthetic_jsonl)]
-        return {**found, **self._measures.of_text(job, texts, found["costs"])}
+        if job.cell.method.kind == "synthetic text":
+            texts = [str(record["text"]) for record in files.read_json_lines(run.synthetic_jsonl)]
+            return {**found, **self._measures.of_text(job, texts, found["costs"])}
+        if job.cell.method.kind == "chosen text":
+            quality = self._measures.of_best(job, partial(self._taught, run))
+        else:
+            quality = self._measures.quality(job, str(run.path / TRAINED_MODEL))
+        return {**found, "quality": quality, "texts": None, "samples": []}
 
     def _taught(self, run: RunDirectory, steps: int, output: Path) -> None:
         """Train the student of a finished run anew in so many steps, of the releases that it has.
@@ -304,9 +295,6 @@ class Comparison:
         built.rename(output)
 
     # ------------------------------------------------------------------ the document
-
-    def _result(self, cell: Cell) -> dict[str, Any]:
-        return files.read_json(self._cell_folder(cell) / "cell.json")
 
     def _records(self, running: Cell | None) -> list[dict[str, Any]]:
         """What is known of every cell in the folder or the plan, in the order of a table.
@@ -442,7 +430,7 @@ def _compare_people(
     known = [cell for cell in cells if cell.get("folder") in counts]
     bits: dict[Place, Float64Array] = {}  # of everybody, then of each draw
     if known:
-        drawn = resampled_figures([counts[cell["folder"]] for cell in known])[1]
+        drawn = resampled_bits([counts[cell["folder"]] for cell in known])
         places = [(cell["method"], cell["epsilon"]) for cell in known]
         for key in dict.fromkeys(places):
             bits[key] = drawn[:, [place == key for place in places]].mean(axis=1)

@@ -85,7 +85,6 @@ class PublicRows:
         *,
         tokenizer: Any,
         max_tokens: int,
-        setting: str,
         cache: Path | None = None,
     ) -> Self:
         """Cut and store a corpus, or open it where that was done before.
@@ -95,7 +94,6 @@ class PublicRows:
                 a `text` in every line, or another name of `flower_privsyn.data.public_corpus`.
             tokenizer: a ``tokenizers.Tokenizer``, whose tokens the rows are of.
             max_tokens: most tokens of a row, >= 1.
-            setting: what named the file, for the sentence that says it cannot be read.
             cache: folder in which corpora are kept, each under what it was made of; None for
                 `PRIVSYN_CACHE`.
 
@@ -103,7 +101,7 @@ class PublicRows:
             DataError: The file is missing, a line is not as described, or there is no text.
             MissingExtraError: The library is not installed.
         """
-        corpus = PublicCorpus.find(source, setting=setting)
+        corpus = PublicCorpus.find(source, setting="public-text")
         cache = default_cache_directory() if cache is None else cache
         try:
             made_of = json.dumps([corpus.identity(), max_tokens])
@@ -122,12 +120,12 @@ class PublicRows:
         except OSError as error:
             reason = error.strerror or type(error).__name__
             raise DataError(
-                f'{setting} = "{source}": {error.filename or cache} cannot be read or written '
+                f'public-text = "{source}": {error.filename or cache} cannot be read or written '
                 f"({reason})"
             ) from error
         if not len(rows):
             where = corpus.path or corpus.source
-            raise DataError(f'{setting} = "{source}": {where} holds no text')
+            raise DataError(f'public-text = "{source}": {where} holds no text')
         return cls(folder, int(tokenizer.get_vocab_size()), rows)
 
     def __len__(self) -> int:

@@ -22,6 +22,7 @@ from flower_privsyn.files import read_json_lines
 from flower_privsyn.progress import Progress
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.directory import round_texts
+from flower_privsyn.run.question import need
 
 IntArray = npt.NDArray[np.int64]
 
@@ -103,16 +104,31 @@ def classify_run(
     synthetic = _of_rows(read_json_lines(run.synthetic_jsonl), classes)
     if synthetic is None:
         return None
+    true, owners = held_out.labels, held_out.owners
+    if true is None or not len(held_out):
+        raise DataError("the held-out users have no labelled text")
+
+    def score(training: Samples) -> Score:
+        found = classifier(training.texts, need(training.labels), held_out.texts)
+        macro_f1 = library("sklearn.metrics").f1_score(true, found, average="macro")
+        return Score(
+            training_texts=len(training),
+            accuracy=share(found == true, owners),
+            macro_f1=float(macro_f1),
+        )
+
+    # What the run began with, which no private text went into.
+    public = _of_rows(round_texts(run).get(1, []), classes)
     with progress.stage(f"Classify by {name}", total=None):
-        return classify(
-            classifier,
-            name=name,
+        return Classification(
+            classifier=name,
             classes=classes,
-            synthetic=synthetic,
-            held_out=held_out,
-            # What the run began with, which no private text went into.
-            public=_of_rows(round_texts(run).get(1, []), classes),
-            private=private,
+            test_texts=len(held_out),
+            test_users=len(set(owners.tolist())),
+            synthetic=score(synthetic),
+            majority=share(true == np.bincount(true).argmax(), owners),
+            public=score(public) if public else None,
+            private=score(private) if private else None,
         )
 
 
@@ -127,62 +143,6 @@ def _of_rows(rows: Any, classes: Sequence[str]) -> Samples | None:
         owners=np.zeros(len(labelled), dtype=np.int64),
         num_users=1,
         labels=np.array([places[str(row["label"])] for row in labelled], dtype=np.int64),
-    )
-
-
-def classify(
-    classifier: Classifier,
-    *,
-    name: str,
-    classes: Sequence[str],
-    synthetic: Samples,
-    held_out: Samples,
-    public: Samples | None = None,
-    private: Samples | None = None,
-) -> Classification:
-    """Train classifiers and test them on held-out text.
-
-    Args:
-        classifier: what learns and answers.
-        name: what it is called.
-        classes: names of the classes.
-        synthetic: the run's text, labelled as all of them.
-        held_out: of users who took no part.
-        public: text at epsilon 0.
-        private: of users who took part.
-
-    Raises:
-        DataError: There is no labelled held-out text.
-    """
-    true, owners = held_out.labels, held_out.owners
-    if true is None or not len(held_out):
-        raise DataError("the held-out users have no labelled text")
-
-    def score(training: Samples | None) -> Score | None:
-        if training is None or training.labels is None or not len(training):
-            return None
-        found = classifier(training.texts, training.labels, held_out.texts)
-        harmonic = []
-        for place in np.union1d(true, found).tolist():
-            of_class, said = true == place, found == place
-            harmonic.append(2 * (of_class & said).sum() / (of_class.sum() + said.sum()))
-        return Score(
-            training_texts=len(training),
-            accuracy=share(found == true, owners),
-            macro_f1=float(np.mean(harmonic)),
-        )
-
-    learned = score(synthetic)
-    assert learned is not None
-    return Classification(
-        classifier=name,
-        classes=tuple(classes),
-        test_texts=len(held_out),
-        test_users=len(set(owners.tolist())),
-        synthetic=learned,
-        majority=share(true == np.bincount(true).argmax(), owners),
-        public=score(public),
-        private=score(private),
     )
 
 

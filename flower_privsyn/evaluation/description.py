@@ -170,9 +170,7 @@ def describe(
 
 def _per_user(users: Users, counts: Counts) -> Counts:
     """The sum of one number per text over the texts of each user, (u,)."""
-    total = np.zeros(len(users), dtype=np.int64)
-    np.add.at(total, users.owners, counts)
-    return total
+    return np.bincount(users.owners, counts, minlength=len(users)).astype(np.int64)
 
 
 def _tokens(users: Users, tokenizer: Any) -> tuple[Counts, float | None]:

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import rel_entr
 
 from flower_privsyn.errors import ConfigError, MissingExtraError
 from flower_privsyn.evaluation.result import NotPrivate
@@ -177,13 +178,13 @@ def divergence_area(p: Matrix, q: Matrix, *, points: int = 25) -> float:
     """
     share = np.linspace(1e-6, 1.0 - 1e-6, points)[:, None]  # (points, 1)
     mixtures = share * p + (1.0 - share) * q  # (points, k)
-    x = np.concatenate([[1.0], np.exp(-_SCALING * _divergence(q, mixtures)), [0.0]])
-    y = np.concatenate([[0.0], np.exp(-_SCALING * _divergence(p, mixtures)), [1.0]])
+    x = np.concatenate([[1.0], np.exp(-_SCALING * rel_entr(q, mixtures).sum(axis=1)), [0.0]])
+    y = np.concatenate([[0.0], np.exp(-_SCALING * rel_entr(p, mixtures).sum(axis=1)), [1.0]])
     return float(((x[:-1] - x[1:]) * (y[:-1] + y[1:])).sum() / 2.0)
 
 
 def library(module: str) -> Any:
-    """A module of scikit-learn, or of SciPy, which it brings.
+    """A module of scikit-learn.
 
     Raises:
         MissingExtraError: It is not installed.
@@ -221,24 +222,12 @@ def _draw(rows: Float64Array, share: float, generator: np.random.Generator) -> F
 
 
 def _quantise(rows: Float64Array, clusters: int, seed: int) -> npt.NDArray[np.int64]:
-    norms = np.linalg.norm(rows, axis=1, keepdims=True)
-    unit = rows / np.where(norms > 0, norms, 1.0)
+    unit = library("sklearn.preprocessing").normalize(rows)
     distinct = len(np.unique(unit.round(9), axis=0))
     if distinct == 1:
         return np.zeros(len(rows), dtype=np.int64)
-    projection = library("sklearn.decomposition").PCA(svd_solver="full").fit(unit)
-    held = np.cumsum(projection.explained_variance_ratio_)
-    kept = int(np.searchsorted(held, _VARIANCE_KEPT)) + 1
-    projected = projection.transform(unit)[:, :kept]
+    components = library("sklearn.decomposition").PCA(_VARIANCE_KEPT, svd_solver="full")
     means = library("sklearn.cluster").KMeans(
         n_clusters=min(clusters, distinct), n_init=5, max_iter=500, random_state=seed % 2**32
     )
-    return np.asarray(means.fit_predict(projected), dtype=np.int64)
-
-
-def _divergence(p: Matrix, mixtures: Float64Array) -> Float64Array:
-    """KL(p | r) for each row r of the mixtures, (points,); p is positive only where they are."""
-    held = p > 0
-    ratios = np.log(p[held] / mixtures[:, held])
-    divergence: Float64Array = (p[held] * ratios).sum(axis=1)
-    return np.maximum(divergence, 0.0)
+    return np.asarray(means.fit_predict(components.fit_transform(unit)), dtype=np.int64)

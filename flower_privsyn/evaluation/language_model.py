@@ -119,7 +119,7 @@ def evaluate_language_model(
         device: as PyTorch names it; None chooses.
         resamples: of the bootstrap, >= 1.
         seed: of the bootstrap.
-        users_file: where the counts of each user are kept, for `resampled_figures`; None to
+        users_file: where the counts of each user are kept, for `resampled_bits`; None to
             keep none.
         progress: where the step is shown.
 
@@ -203,8 +203,8 @@ def _figures(table: Float64Array, *, resamples: int, seed: int) -> dict[str, Any
     return found
 
 
-def resampled_figures(counts: Sequence[Float64Array]) -> tuple[Float64Array, Float64Array]:
-    """The figures of several models on the same people, and on draws of them with replacement.
+def resampled_bits(counts: Sequence[Float64Array]) -> Float64Array:
+    """The bits of several models on the same people, and on draws of them with replacement.
 
     What two models differ by has the spread of the difference over draws: people are in it once,
     and not once for each model.
@@ -214,12 +214,12 @@ def resampled_figures(counts: Sequence[Float64Array]) -> tuple[Float64Array, Flo
             `evaluate_language_model` keeps them, of the same users in the same order.
 
     Returns:
-        (2001, models) accuracies, and as many bits per byte: of all people, then of each draw.
+        (2001, models) bits per byte: of all people, then of each draw.
     """
     table = np.concatenate(counts, axis=1)
     draws = np.vstack([table.mean(axis=0), resampled(table, resamples=2000, seed=0)])
-    tokens, correct, nats, size = (draws[:, place::4] for place in range(4))
-    return correct / tokens, nats / math.log(2) / size
+    bits: Float64Array = draws[:, 2::4] / math.log(2) / draws[:, 3::4]
+    return bits
 
 
 def resampled(rows: Float64Array, *, resamples: int = 2000, seed: int = 0) -> Float64Array:

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, final
 
@@ -51,7 +50,7 @@ class NotPrivate:
     @final
     def to_dict(self) -> dict[str, Any]:
         """All fields in types JSON knows, the stamp first; records inside keep their own."""
-        return {"stamp": STAMP, **_plain_fields(self)}
+        return {"stamp": STAMP, **plain(asdict(self))}
 
     @final
     def to_json(self) -> str:
@@ -62,17 +61,3 @@ class NotPrivate:
     def write(self, path: Path) -> None:
         """Write the record as a JSON file, as a whole, for its owner alone."""
         write_json(path, self.to_dict(), for_the_owner=True)
-
-
-def _plain_fields(record: Any) -> dict[str, Any]:
-    return {item.name: _plain(getattr(record, item.name)) for item in fields(record)}
-
-
-def _plain(value: Any) -> Any:
-    if is_dataclass(value) and not isinstance(value, type):
-        return _plain_fields(value)
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return plain(value)

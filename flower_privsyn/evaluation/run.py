@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from flower_privsyn.checks import check_whole
 from flower_privsyn.data import Chunking, Samples, Users, load_configured
 from flower_privsyn.data.chunking import class_names
 from flower_privsyn.embedding import Embedder, load_embedder, load_tokenizer
@@ -299,7 +298,6 @@ def random_public_text(
         source,
         tokenizer=load_tokenizer(located(str(model)))[0],
         max_tokens=settings.max_tokens,
-        setting="public-text",
     )
     read = settings.max_steps * settings.batch_size or rows or len(public)
     return public.drawn(read, np.random.default_rng([seed, 3]))
@@ -324,16 +322,14 @@ def compare_texts(
         embedder: whose embeddings the distances are of.
         embedding_model: its name, for the record.
         private: samples of users who took part, for copies; None to leave that out.
-        max_texts: at most so many of both are embedded, drawn at random, >= 10; copies are looked
-            for in all of them.
+        max_texts: at most so many of both are embedded, drawn at random; copies are looked for in
+            all of them.
         seed: of the draws.
         progress: where steps are shown.
 
     Raises:
-        ConfigError: `max_texts` is below 10.
         DataError: There are fewer than 10 texts on a side.
     """
-    check_whole("max_texts", max_texts, ge=LEAST_TEXTS)
     shown: Progress = progress or Progress()
     for name, texts in (("synthetic", synthetic), ("held-out", held_out)):
         if len(texts) < LEAST_TEXTS:

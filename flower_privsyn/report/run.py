@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from flower_privsyn.evaluation.result import STAMP
@@ -21,7 +20,6 @@ from flower_privsyn.report.numbers import (
     whole,
 )
 from flower_privsyn.report.summary import RunSummary
-from flower_privsyn.run import how_to_resume
 from flower_privsyn.run.directory import TRAINED_MODEL
 
 #: Texts that are shown of a round.
@@ -59,7 +57,7 @@ def filled(summary: RunSummary, quality: Sequence[tuple[str, str]] = ()) -> dict
         "stamp": STAMP if quality else None,
         "subtitle": _subtitle(summary),
         "error": _error(summary),
-        "go_on": how_to_resume(Path(summary.path)).replace(summary.path, summary.name),
+        "go_on": (summary.go_on or "").replace(summary.path, summary.name),
         "made": ", ".join([*made, *([TRAINED_MODEL] if summary.model else [])]) or "nothing yet",
         "epsilons": [
             epsilon_text(summary.epsilon_release),
@@ -74,7 +72,7 @@ def filled(summary: RunSummary, quality: Sequence[tuple[str, str]] = ()) -> dict
         "costs": _costs(summary),
         "rounds": _rounds(summary),
         "said": said(summary.sketch),
-        "ranking": ranked(summary.ranking),
+        "ranking": ranked(summary.figures.get("ranking", ())),
         "settings": [(name, _setting(value)) for name, value in summary.settings.items()],
         "digest": summary.ledger_digest,
     }
@@ -170,13 +168,16 @@ def _costs(summary: RunSummary) -> Facts:
     costs = summary.costs
     if costs is None:
         return []
-    down, up = (bytes_text(round(costs.expected[f"bytes_{way}"])) for way in ("down", "up"))
+    down, up = (bytes_text(round(costs["expected"][f"bytes_{way}"])) for way in ("down", "up"))
     return [
         (
             "Down to a user who is in all rounds",
-            f"{bytes_text(costs.bytes_down)} ({costs.floats_down:,} numbers)",
+            f"{bytes_text(costs['bytes_down'])} ({costs['floats_down']:,} numbers)",
         ),
-        ("Up from such a user", f"{bytes_text(costs.bytes_up)} ({costs.floats_up:,} numbers)"),
+        (
+            "Up from such a user",
+            f"{bytes_text(costs['bytes_up'])} ({costs['floats_up']:,} numbers)",
+        ),
         ("Down to and up from a user, on average", f"{down} and {up}"),
     ]
 

@@ -20,17 +20,13 @@ SELECTED: Final = "selected"
 #: Its columns, in their order.
 COLUMNS: Final = ("kind", "token", "text", "public", "rate", "log_ratio", "standard_error")
 
-#: In its metadata: how far the release is trusted, a number in [0, 1] as text.
-TRUST_KEY: Final = b"trust"
 
-
-def write_sketch(folder: Path, blocks: Iterable[Sequence[Any]], *, trust: float) -> None:
+def write_sketch(folder: Path, blocks: Iterable[Sequence[Any]]) -> None:
     """Write `sketch.parquet`: a row per token and bigram, with what is said of it.
 
     Args:
         folder: of the run.
         blocks: of each kind its name, and by item the other `COLUMNS`.
-        trust: how far all of it is trusted, in [0, 1].
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -45,25 +41,18 @@ def write_sketch(folder: Path, blocks: Iterable[Sequence[Any]], *, trust: float)
         )
         tables.append(pa.table(dict(zip(COLUMNS, columns, strict=True))))
     with replacing(folder / SKETCH_FILE) as temporary:
-        table = pa.concat_tables(tables)
-        pq.write_table(table.replace_schema_metadata({TRUST_KEY: repr(trust)}), temporary)
+        pq.write_table(pa.concat_tables(tables), temporary)
 
 
-def read_sketch(
-    file: Path, *, most: int
-) -> tuple[float | None, dict[str, dict[str, list[dict[str, Any]]]]]:
-    """How far a run trusts its release, and the items that this is surest of.
+def read_sketch(file: Path, *, most: int) -> dict[str, dict[str, list[dict[str, Any]]]]:
+    """The items that a release is surest of.
 
     Args:
         file: `sketch.parquet`.
         most: items of each kind, at each end.
 
     Returns:
-        First the trust, in [0, 1]; None of a file that does not say so. Below 1 the release tells
-        little: text was chosen more by what is known of its words than by what these might be, and
-        the student's bias is as much smaller.
-
-        Then by kind, "token" and "bigram", and "more" and "less": lists of text, ratio
+        By kind, "token" and "bigram", and "more" and "less": lists of text, ratio
         (private over public), and two standard errors either side of it, low and high. Items whose
         interval holds 1 are left out.
 
@@ -77,7 +66,6 @@ def read_sketch(
         table = pq.read_table(file, columns=["kind", "text", "log_ratio", "standard_error"])
     except (pa.ArrowException, OSError) as error:
         raise RunDirectoryError(f"{file} cannot be read, it is damaged: {error}") from error
-    trust = (table.schema.metadata or {}).get(TRUST_KEY)
     kinds = np.array(table.column("kind").to_pylist())
     texts = table.column("text")
     ratios, errors = (
@@ -99,4 +87,4 @@ def read_sketch(
                 for place in best[sure[best] > 0].tolist()
             ]
         found[kind] = ends
-    return None if trust is None else float(trust), found
+    return found

@@ -18,6 +18,7 @@ from flower_privsyn.privacy import Sampling
 from flower_privsyn.privacy.ledger import open_rounds, stated_costs
 from flower_privsyn.report.sketch_file import SELECTED, SKETCH_FILE, read_sketch
 from flower_privsyn.run.directory import TRAINED_MODEL, RunDirectory, round_texts
+from flower_privsyn.run.run_format import how_to_resume
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,34 +32,20 @@ _ITEMS: Final = 20
 _COUNTS: Final = ("floats_down", "floats_up", "bytes_down", "bytes_up")
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunCosts:
-    """What a run has cost its users, from its own records; public.
+def run_costs(run: RunDirectory) -> dict[str, Any] | None:
+    """Add up what a run recorded about its rounds.
 
     Per-user figures are for a user alone on a node, as on a phone. A node with many users receives
     and sends one message for all of them.
 
-    Attributes:
-        rounds: whose messages were sent and whose replies were waited for; one that was repeated
-            after an interruption was sent twice and counts twice.
-        floats_down: numbers one user receives in all rounds, when in all of them.
-        floats_up: numbers one user sends.
-        bytes_down: of the packed messages one user receives.
-        bytes_up: of the packed messages one user sends.
-        expected: the four counts as a user may expect them: each round's, times the share of users
-            who are in it.
+    Returns:
+        `rounds`: whose messages were sent and whose replies were waited for; one that was repeated
+        after an interruption was sent twice and counts twice. `floats_down` and `floats_up`:
+        numbers that a user receives and sends in all rounds, when in all of them; `bytes_down` and
+        `bytes_up`: of the packed messages. `expected`: the four counts as a user may expect them:
+        each round's, times the share of users who are in it. None where no round has counted its
+        messages.
     """
-
-    rounds: int
-    floats_down: int
-    floats_up: int
-    bytes_down: int
-    bytes_up: int
-    expected: Mapping[str, float]
-
-
-def run_costs(run: RunDirectory) -> RunCosts | None:
-    """Add up what a run recorded about its rounds; None where no round has counted its messages."""
     lines = [line for line in run.metrics() if all(key in line for key in _COUNTS)]
     if not lines:
         return None
@@ -68,15 +55,15 @@ def run_costs(run: RunDirectory) -> RunCosts | None:
         for line in run.ledger().lines
         if line.get("event") == "started"
     }
-    return RunCosts(
-        rounds=len(lines),
+    return {
+        "rounds": len(lines),
+        **{key: sum(int(line[key]) for line in lines) for key in _COUNTS},
         # Rounds differ in size and in who is in them: the product of two averages is another.
-        expected={
+        "expected": {
             key: sum(shares.get(int(line["round"]), 1.0) * int(line[key]) for line in lines)
             for key in _COUNTS
         },
-        **{key: sum(int(line[key]) for line in lines) for key in _COUNTS},
-    )
+    }
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -109,16 +96,15 @@ class RunSummary:
         ended_early: whether the epsilons are those of all planned rounds, as fewer were asked.
         accountant: which computed them.
         ledger_digest: of the ledger's last line; None before the first.
-        costs: what a user receives and sends; None before a round has counted its messages.
-        figures: of the result, as the method reported them; empty before there is one.
+        costs: what a user receives and sends, by `run_costs`.
+        figures: of the result, as the method reported them; empty before there is one. `trust` of a
+            sketch, in [0, 1]: below 1 it tells little, and what it adds is as much smaller.
+            `ranking` of sets of text by their distance to a release, the nearest first.
         synthetic_texts: how many.
         texts_are: what they are, in words.
         samples: the first of them.
-        trust: how far a sketch was trusted, in [0, 1]; None where there is none.
         sketch: what users write more and less often than public text does, as `read_sketch`
             gives it; None where there is no sketch.
-        ranking: of sets of text by their distance to a release, the nearest first, as
-            `flower_privsyn.strategies.fred` writes them.
     """
 
     path: str
@@ -144,14 +130,12 @@ class RunSummary:
     ended_early: bool
     accountant: str | None
     ledger_digest: str | None
-    costs: RunCosts | None
+    costs: dict[str, Any] | None
     figures: dict[str, Any]
     synthetic_texts: int
     texts_are: str
     samples: list[str]
-    trust: float | None
     sketch: dict[str, Any] | None
-    ranking: list[dict[str, Any]]
 
     @classmethod
     def of(cls, run: RunDirectory) -> Self:
@@ -167,17 +151,10 @@ class RunSummary:
         charged = [line for line in ledger if line.get("event") == "release"]
         last: dict[str, Any] = charged[-1] if charged else {}
         spent, rounds = stated_costs(ledger), _rounds(run)
-        figures = dict(run.state.get("summary") or {})
-        file = run.path / SKETCH_FILE
-        trust, sketch = read_sketch(file, most=_ITEMS) if file.is_file() else (None, None)
-        samples: list[str] = []
-        count, chosen = 0, 0
-        for record in read_json_lines(run.synthetic_jsonl):
-            count += 1
-            # What a sketch chose are real public sentences, with owners.
-            chosen += record.get("source") == SELECTED
-            if len(samples) < _SAMPLES:
-                samples.append(str(record.get("text", "")))
+        sketch = run.path / SKETCH_FILE
+        texts = list(read_json_lines(run.synthetic_jsonl))
+        # What a sketch chose are real public sentences, with owners.
+        chosen = sum(record.get("source") == SELECTED for record in texts)
         return cls(
             path=str(run.path),
             app=document.get("app"),
@@ -203,13 +180,11 @@ class RunSummary:
             accountant=opened.get("accountant"),
             ledger_digest=next(reversed(chained.digests), None),
             costs=run_costs(run),
-            figures=figures,
-            synthetic_texts=count,
-            texts_are=_texts_are(count, chosen),
-            samples=samples,
-            trust=trust,
-            sketch=sketch,
-            ranking=list(figures.get("ranking") or ()),
+            figures=dict(run.state.get("summary") or {}),
+            synthetic_texts=len(texts),
+            texts_are=_texts_are(len(texts), chosen),
+            samples=[str(record.get("text", "")) for record in texts[:_SAMPLES]],
+            sketch=read_sketch(sketch, most=_ITEMS) if sketch.is_file() else None,
         )
 
     def __repr__(self) -> str:
@@ -248,9 +223,15 @@ class RunSummary:
         """The same by round."""
         return round_texts(RunDirectory.open(self.path))
 
+    @property
+    def go_on(self) -> str | None:
+        """What continues a run without a result; None of one that is at work or done."""
+        ended = self.status in {"interrupted", "failed"}
+        return how_to_resume(Path(self.path)) if ended else None
+
     def to_dict(self) -> dict[str, Any]:
-        """All of it as JSON can hold it."""
-        return asdict(self)
+        """All of it as JSON can hold it; `go_on` under `continue`."""
+        return {**asdict(self), "continue": self.go_on}
 
 
 def _rounds(run: RunDirectory) -> list[dict[str, Any]]:

@@ -304,7 +304,7 @@ class TokenSketch:
             kind = "token" if block.keys is None else "bigram"
             values = (block.public, block.rate, block.log_ratio, block.standard_error)
             found.append((kind, keys, texts, *values))
-        write_sketch(folder, found, trust=self.trust)
+        write_sketch(folder, found)
 
 
 def _seen(tokens: BlockReading) -> Float64Array:

@@ -14,6 +14,7 @@ from annotated_types import Ge, Gt, Le
 from flower_privsyn.checks import IN_PYTHON, OrZero
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located, replacing
+from flower_privsyn.progress import Progress
 from flower_privsyn.queries import JointSketch as JointSketchQuery
 from flower_privsyn.run.method import RunContext
 from flower_privsyn.run.question import Question, RecordSource, SumOfUsers
@@ -108,18 +109,35 @@ class SketchedStudentConfig(StudentConfig):
             max_occurrences=self.max_occurrences,
         )
 
-    def scorer_of_long_rows(self, sketch: TokenSketch) -> Scorer:
-        """How much a text is like the users'; -inf for fewer tokens than `least_row_tokens`.
-
-        Args:
-            sketch: what was released.
-        """
-        scorer = sketch.scorer()
+    def scorer_of_long_rows(self, scorer: Scorer) -> Scorer:
+        """The same scores, and -inf for fewer tokens than `least_row_tokens`."""
 
         def score(rows: TokenRows) -> Float64Array:
             return np.where(rows.lengths < self.least_row_tokens, -np.inf, scorer(rows))
 
         return score
+
+    def chosen(self, public: PublicRows, scorer: Scorer, *, progress: Progress) -> Selection:
+        """The rows of public text that are wanted most.
+
+        Args:
+            public: of which the share is chosen, and no fewer than the least.
+            scorer: how much each is wanted.
+            progress: where the step is shown.
+        """
+        from flower_privsyn.training.selection import select
+
+        scorer, scores = self.scorer_of_long_rows(scorer), []
+        with progress.stage("Choose public text", len(public)) as stage:
+            for chunk in public.chunks():
+                scores.append(scorer(chunk))
+                stage.update(len(chunk))
+            return select(
+                public,
+                np.concatenate(scores),
+                count=max(round(self.select_share * len(public)), self.least_selected),
+                most_overlap=self.most_overlap if self.select_share < 1 else 1.0,
+            )
 
 
 #: Of so many chosen rows one must hold whole sentences.
@@ -156,7 +174,6 @@ class SketchedText:
                 located(config.public_text),
                 tokenizer=self.tokenizer,
                 max_tokens=config.max_tokens,
-                setting="public-text",
             )
             self.question = Question(config.sketch_question(), self._broadcast())
         self.public.long_enough(config.least_row_tokens, source=config.public_text)
@@ -215,21 +232,6 @@ class SketchedText:
             )
             sketch.save(self.place.run.path, tokenizer=self.tokenizer)
         return sketch
-
-    def select(self, sketch: TokenSketch) -> Selection:
-        """The rows of public text that are most like the users' text, as they were chosen."""
-        from flower_privsyn.training.selection import select
-
-        config, public = self._config, self.public
-        count = max(1, round(config.select_share * len(public)), config.least_selected)
-
-        scorer, scores = config.scorer_of_long_rows(sketch), []
-        with self.place.progress.stage("Choose public text", len(public)) as report:
-            for chunk in public.chunks():
-                scores.append(scorer(chunk))
-                report.update(len(chunk))
-            most = config.most_overlap if config.select_share < 1 else 1.0
-            return select(public, np.concatenate(scores), count=count, most_overlap=most)
 
     def sentences_of(self, selection: Selection) -> list[tuple[int, str]]:
         """The place of each row that holds whole sentences, and these.
@@ -320,7 +322,9 @@ class SketchedStudent:
     ) -> None:
         self._config, self._text, self._releases = config, text, releases
         self.sketch = text.read(releases)
-        self.selection = text.select(self.sketch)
+        self.selection = config.chosen(
+            text.public, self.sketch.scorer(), progress=text.place.progress
+        )
         self.texts = [text.public.text_of(int(index)) for index in self.selection.indices]
         self.sentences = text.sentences_of(self.selection)
 

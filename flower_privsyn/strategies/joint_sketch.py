@@ -231,7 +231,7 @@ class AskedOnce(Method):
         )
         refuse_nothing(records, dropped, num_samples=wanted, generator=expand.generator.name)
         rows = token_ids(self._need_text().tokenizer, [str(record["text"]) for record in records])
-        scorer = config.scorer_of_long_rows(student.sketch)
+        scorer = config.scorer_of_long_rows(student.sketch.scorer())
         scores = scorer(TokenRows.of(rows))
         best = np.sort(np.argsort(-scores, kind="stable")[:count])
         return [records[index] for index in best.tolist()], dropped

@@ -190,7 +190,6 @@ class TrainingInHalves(FederatedTraining):
                 located(config.public_text),
                 tokenizer=load_tokenizer(model)[0],
                 max_tokens=config.max_tokens,
-                setting="public-text",
             )
         self._check_size(public)
         if config.teacher:

@@ -42,9 +42,8 @@ def paraphraser() -> Paraphraser:
 
 @pytest.fixture(scope="module")
 def choice(paraphraser: Paraphraser) -> TokenChoice:
-    low, high = paraphraser.logit_bounds([text for _, text in DOCUMENTS])
-    assert low < high
-    return TokenChoice.of_epsilon(20.0, low=low, high=high, vocabulary=paraphraser.vocabulary)
+    low, high = paraphraser.logit_bounds()
+    return SCRIPT.choice_of_epsilon(20.0, low=low, high=high, vocabulary=paraphraser.vocabulary)
 
 
 @pytest.fixture
@@ -56,6 +55,14 @@ def write(paraphraser: Paraphraser, choice: TokenChoice, tmp_path: Path) -> Call
         return SCRIPT.paraphrase_file(documents, tmp_path / "out.jsonl", **values)
 
     return build
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 8.0, 24.0])
+def test_the_temperature_of_an_epsilon(epsilon: float) -> None:
+    choice = SCRIPT.choice_of_epsilon(epsilon, low=-2.0, high=8.0, vocabulary=8192)
+    assert 0.999 * epsilon <= choice.epsilon <= epsilon
+    # Never warmer than the paper's rule for an endless vocabulary.
+    assert choice.temperature <= 2 * 10 / epsilon * (1 + 1e-5)
 
 
 class Stop(BaseException):

@@ -12,8 +12,9 @@ from pathlib import Path
 import click
 import pytest
 
-from flower_privsyn.cli import inspect, main
+from flower_privsyn.cli import main
 from flower_privsyn.cli.app import privsyn
+from flower_privsyn.report import summary
 from flower_privsyn.run import RunDirectory
 from tests.support.checked import users_file
 
@@ -131,7 +132,7 @@ def test_an_unexpected_error_is_status_1(
     def fail(*_: object) -> None:
         raise ZeroDivisionError("by zero")
 
-    monkeypatch.setattr(inspect, "inspect_run", fail)
+    monkeypatch.setattr(summary, "open_run", fail)
     monkeypatch.delenv("PRIVSYN_TRACEBACK", raising=False)
     assert main(["inspect", "x"]) == 1
     assert "unexpected ZeroDivisionError: by zero" in capsys.readouterr().err
@@ -149,7 +150,7 @@ def test_an_interruption_is_status_130(
     def stop(_: str) -> None:
         signal.raise_signal(end)
 
-    monkeypatch.setattr(inspect, "inspect_run", stop)
+    monkeypatch.setattr(summary, "open_run", stop)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # Flower leaves its own
     try:
         assert main(["inspect", "x"]) == 130

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flower_privsyn.cli import main
-from flower_privsyn.cli.inspect import inspect_run
+from flower_privsyn.report.summary import open_run
 from flower_privsyn.run import RunDirectory
 from tests.support.ledgers import write_chain
 
@@ -35,11 +35,11 @@ def test_inspect_tells_an_interrupted_run_from_a_running_one(
 ) -> None:
     run.lock()
     run.mark_running()
-    assert inspect_run(run.path)["status"] == "running"
+    assert open_run(run.path).status == "running"
     run.unlock()
     # As after a kill -9: the lock file names a process that is not there any more.
     (run.path / ".lock").write_text('{"pid": 1073741824, "started": "1"}\n')
-    assert inspect_run(run.path)["status"] == "interrupted"
+    assert open_run(run.path).status == "interrupted"
     assert main(["inspect", str(run.path)]) == 0
     assert "continue" in capsys.readouterr().out
 
@@ -62,7 +62,7 @@ def test_inspect_says_that_a_round_that_was_killed_will_be_charged(
     assert "is lost" not in capsys.readouterr().out  # it is at work
     run.unlock()
     (run.path / ".lock").write_text('{"pid": 1073741824, "started": "1"}\n')
-    assert inspect_run(run.path)["rounds_open"] == [1]
+    assert open_run(run.path).rounds_open == [1]
     assert main(["inspect", str(run.path)]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert (

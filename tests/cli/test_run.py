@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from flower_privsyn.cli import main
 from flower_privsyn.cli.run import show_outcome
 from flower_privsyn.host import launch
-from flower_privsyn.report.sketch_file import SELECTED, SKETCH_FILE, TRUST_KEY
+from flower_privsyn.report.sketch_file import SELECTED
 from flower_privsyn.run import RunDirectory
 from tests.support.flower_app import write_app
 
@@ -41,11 +39,8 @@ def test_the_end_of_a_sketch_says_what_its_texts_are_and_how_little_it_heard(
     run.write_synthetic(
         [{"text": "Call me Ishmael.", "round": 1, "parent": [], "source": SELECTED}]
     )
-    columns = {"kind": ["token"], "text": ["whale"], "log_ratio": [1.0], "standard_error": [0.1]}
-    table = pa.table(columns).replace_schema_metadata({TRUST_KEY: repr(trust)})
-    pq.write_table(table, run.path / SKETCH_FILE)
     run.mark_running()
-    run.mark_finished()
+    run.mark_finished({"trust": trust})
     run.unlock()
     assert show_outcome(launch.Outcome(path=run.path, error=None)) == 0
     shown = capsys.readouterr().out

@@ -63,14 +63,6 @@ def test_what_is_no_number_is_the_lower_bound() -> None:
     assert weights[0] == weights[1] < weights[2] == 2**40
 
 
-@pytest.mark.parametrize("epsilon", [0.5, 8.0, 24.0])
-def test_the_temperature_of_an_epsilon(epsilon: float) -> None:
-    choice = TokenChoice.of_epsilon(epsilon, low=-2.0, high=8.0, vocabulary=8192)
-    assert 0.999 * epsilon <= choice.epsilon <= epsilon
-    # Never warmer than the paper's rule for an endless vocabulary.
-    assert choice.temperature <= 2 * 10 / epsilon * (1 + 1e-5)
-
-
 def test_draws_have_the_law_of_the_weights() -> None:
     choice = TokenChoice(low=0.0, high=4.0, temperature=1.3, vocabulary=12)
     logits = np.linspace(-1, 5, 12)
@@ -112,9 +104,11 @@ def paraphraser() -> Paraphraser:
 
 @pytest.fixture(scope="module")
 def choice(paraphraser: Paraphraser) -> TokenChoice:
-    low, high = paraphraser.logit_bounds([SHORT, LONG])
+    low, high = paraphraser.logit_bounds()
     assert low < high
-    return TokenChoice.of_epsilon(20.0, low=low, high=high, vocabulary=paraphraser.vocabulary)
+    return TokenChoice(
+        low=low, high=high, temperature=0.1 * (high - low), vocabulary=paraphraser.vocabulary
+    )
 
 
 def test_no_document_fills_its_row(paraphraser: Paraphraser, choice: TokenChoice) -> None:
@@ -151,7 +145,7 @@ def test_what_is_written_does_not_depend_on_the_documents_beside_it(
 
 
 def test_all_tokens_are_charged(paraphraser: Paraphraser, choice: TokenChoice) -> None:
-    assert 119 < paraphraser.epsilon(choice) == 6 * choice.epsilon <= 120
+    assert 0 < paraphraser.epsilon(choice) == 6 * choice.epsilon < 6 * 20
     with pytest.raises(ValueError, match=f"among {paraphraser.vocabulary} tokens"):
         paraphraser.epsilon(replace(choice, vocabulary=100))
 

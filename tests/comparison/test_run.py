@@ -147,8 +147,9 @@ class TestComparison:
         assert 0 < done["epsilon_release"] <= 8
         assert done["costs"]["rounds_lost"] == 0
         counted = RunSummary.of(run).costs
+        assert counted is not None
         for key in ("rounds", "floats_up", "bytes_up", "floats_down", "bytes_down"):
-            assert done["costs"][key] == getattr(counted, key)
+            assert done["costs"][key] == counted[key]
         assert done["costs"]["client_cpu_seconds"] > 0
         written = {json.loads(line)["text"] for line in run.synthetic_jsonl.open()}
         assert set(done["samples"]) <= written

@@ -106,9 +106,7 @@ def test_rows_are_those_of_the_name_and_kept_for_their_owner(c4: Path, tmp_path:
 
     def rows(name: str) -> PublicRows:
         cache = tmp_path / "cache"
-        return PublicRows.of(
-            f"{c4}{name}", tokenizer=tokenizer, max_tokens=8, setting="public-text", cache=cache
-        )
+        return PublicRows.of(f"{c4}{name}", tokenizer=tokenizer, max_tokens=8, cache=cache)
 
     all_rows, first = rows("/en"), rows("/en[:2]")
     assert [all_rows.text_of(index) for index in range(4)] == ["one", "two", "three", "four"]
@@ -127,9 +125,7 @@ def test_what_a_corpus_of_the_hub_was_is_kept_by_its_name(
     )
 
     def rows() -> PublicRows:
-        return PublicRows.of(
-            "allenai/c4:en", tokenizer=tokenizer, max_tokens=8, setting="x", cache=tmp_path
-        )
+        return PublicRows.of("allenai/c4:en", tokenizer=tokenizer, max_tokens=8, cache=tmp_path)
 
     assert rows().text_of(0) == "streamed once"
     monkeypatch.undo()

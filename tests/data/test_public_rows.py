@@ -31,9 +31,7 @@ def write(file: Path, texts: list[str]) -> Path:
 
 def rows_of(file: Path, folder: Path, *, max_tokens: int = 8) -> PublicRows:
     tokenizer, _ = load_tokenizer("privsyn-tiny")
-    return PublicRows.of(
-        str(file), tokenizer=tokenizer, max_tokens=max_tokens, cache=folder, setting="public-text"
-    )
+    return PublicRows.of(str(file), tokenizer=tokenizer, max_tokens=max_tokens, cache=folder)
 
 
 @pytest.mark.parametrize("name", ["texts.jsonl", "texts.jsonl.gz"])

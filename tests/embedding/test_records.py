@@ -157,7 +157,7 @@ class TestProcesses:
 
 def _rows(folder: Path) -> None:
     tokenizer, _ = load_tokenizer("privsyn-tiny")
-    PublicRows.of("bundled", tokenizer=tokenizer, max_tokens=8, cache=folder, setting="public-text")
+    PublicRows.of("bundled", tokenizer=tokenizer, max_tokens=8, cache=folder)
 
 
 @pytest.mark.parametrize("use", [RecordStore, _rows])

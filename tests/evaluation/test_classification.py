@@ -8,16 +8,13 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from flower_privsyn.cli.evaluate import rows
-from flower_privsyn.data import load_users
-from flower_privsyn.evaluation.classification import (
-    classify,
-    classify_run,
-    logistic_regression,
-    share,
-)
+from flower_privsyn.data import Samples, load_users
+from flower_privsyn.evaluation.classification import classify_run, logistic_regression, share
 from flower_privsyn.evaluation.run import evaluate_run, held_out_samples, split_users
 from flower_privsyn.progress import Progress
 from flower_privsyn.run import RunDirectory
@@ -26,18 +23,30 @@ from flower_privsyn.training.causal import CausalTraining
 from tests.support.labelled_runs import NAMES, texts_of
 
 
-def test_labels_that_say_something_are_worth_more_than_every_floor() -> None:
-    learn = logistic_regression(HashEmbedder().embed)
-    held_out = texts_of(300, 1)
-    found = classify(
-        learn,
-        name="logistic regression",
-        classes=NAMES,
-        synthetic=texts_of(120, 2, wrong=0.1),
-        held_out=held_out,
-        public=texts_of(120, 3, wrong=0.9),
+def _rows(samples: Samples) -> list[dict[str, str]]:
+    assert samples.labels is not None
+    return [
+        {"text": text, "label": NAMES[place]}
+        for text, place in zip(samples.texts, samples.labels, strict=True)
+    ]
+
+
+def test_labels_that_say_something_are_worth_more_than_every_floor(
+    labelled_run: Path, tmp_path: Path
+) -> None:
+    run = RunDirectory.open(shutil.copytree(labelled_run / "run", tmp_path / "run"))
+    run.write_synthetic(_rows(texts_of(120, 2, wrong=0.1)))
+    public = pa.Table.from_pylist(_rows(texts_of(120, 3, wrong=0.9)))
+    pq.write_table(public, run.rounds.files(1).population)
+    found = classify_run(
+        run,
+        texts_of(300, 1),
         private=texts_of(120, 4),
+        classifier=logistic_regression(HashEmbedder().embed),
+        name="logistic regression",
+        progress=Progress(),
     )
+    assert found is not None
     assert found.public is not None
     assert found.private is not None
     assert found.private.accuracy.value > 0.97

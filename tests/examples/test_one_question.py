@@ -34,8 +34,8 @@ def test_the_student_is_better_after_one_upload(
     assert release["epsilon_release"] == pytest.approx(1.0, abs=1e-3)
     costs = run_costs(run)
     assert costs is not None
-    assert (costs.rounds, costs.floats_up) == (1, 8192 + 16_384)
-    assert costs.bytes_up < 100_000
+    assert (costs["rounds"], costs["floats_up"]) == (1, 8192 + 16_384)
+    assert costs["bytes_up"] < 100_000
 
     folder = run.path.with_name(f"{run.path.name}.evaluation")
     found = json.loads((folder / "evaluation.json").read_text())

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from flower_privsyn.cli.inspect import inspect_run
 from flower_privsyn.errors import ConfigError, GenerationError, ModelError
 from flower_privsyn.generation import OpenAIGenerator
+from flower_privsyn.report.summary import open_run
 from flower_privsyn.run import RunDirectory, changes, directory
 from flower_privsyn.run.changes import changes_of_run
 from flower_privsyn.strategies import POPri, POPriConfig
@@ -138,7 +138,7 @@ class TestChanges:
             "temperature": {"from": 0.7, "to": 0.5},
         }
         history = [{"after_round": 3, "texts_before": 0, "settings": changes}]
-        assert again.run.document["changes"] == inspect_run(again.run.path)["changes"] == history
+        assert again.run.document["changes"] == open_run(again.run.path).changes == history
 
     def test_other_libraries_are_recorded(
         self,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flower_privsyn.cli.inspect import epsilons, inspect_run
+from flower_privsyn.cli.inspect import epsilons
 from flower_privsyn.errors import LedgerError
 from flower_privsyn.privacy import (
     FullParticipation,
@@ -16,6 +16,7 @@ from flower_privsyn.privacy import (
     PrivacyLedger,
 )
 from flower_privsyn.report import write_run_page
+from flower_privsyn.report.summary import open_run
 from flower_privsyn.strategies import State
 from tests.support.ledgers import begin
 from tests.support.probe import Killed, Probe, ProbeMethod, killed_in
@@ -68,11 +69,11 @@ def test_whoever_ends_the_rounds_leaves_the_cost_of_all(
     for name in BOTH:
         assert charged[name] < 0.8 * whole[name]
     # Wherever the cost of the run is read.
-    facts = inspect_run(run.path)
-    assert {name: facts[name] for name in BOTH} == stated
+    summary = open_run(run.path)
+    assert {name: getattr(summary, name) for name in BOTH} == stated
     assert {name: run.state["summary"][name] for name in BOTH} == stated
     assert {name: PrivacyLedger.read(run.ledger_file).spent[name] for name in BOTH} == stated
-    assert "2 releases; it ended early" in epsilons(facts)
+    assert "2 releases; it ended early" in epsilons(summary)
     page = write_run_page(run, tmp_path / "page.html").read_text()
     assert "both ε are those of all rounds that were planned" in page
 

@@ -132,9 +132,9 @@ class TestARun:
         assert main(["inspect", str(run), "--json"]) == 0
         facts = json.loads(capsys.readouterr().out)
         assert facts["epsilon_release"] is None  # it was run without noise
-        shown, trust = facts["sketch"], facts["trust"]
+        shown, trust = facts["sketch"], facts["figures"]["trust"]
         assert set(shown) == {"token", "bigram"}
-        assert (trust, shown) == read_sketch(run / SKETCH_FILE, most=20)
+        assert shown == read_sketch(run / SKETCH_FILE, most=20)
         assert 0.05 < trust < 1.0
         row = shown["token"]["more"][0]
         assert 1.0 < row["low"] < row["ratio"] < row["high"]
@@ -354,7 +354,7 @@ class TestResume:
         def die(*args: Any, **kwargs: Any) -> None:
             raise Killed
 
-        monkeypatch.setattr(sketched_text.SketchedText, "select", die)
+        monkeypatch.setattr(sketched_text.SketchedStudentConfig, "chosen", die)
         with pytest.raises(Killed):
             JointSketch(config()).start(federation())
         monkeypatch.undo()

@@ -108,7 +108,6 @@ class TestPublicText:
             str(public_file),
             tokenizer=load_tokenizer(str(gpt2))[0],
             max_tokens=32,
-            setting="public-text",
         )
         rows = [public[index] for index in range(len(public))]
         scores = sum(likelihoods(public, model, folder=run / "seen") for model in (before, gpt2))
