@@ -11,10 +11,10 @@ from annotated_types import Gt, Le
 
 from flower_privsyn.checks import PositiveFloat
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.files import located
+from flower_privsyn.files import located, user_path
 from flower_privsyn.generation.backends import TextGenerator, WritingSettings
 from flower_privsyn.generation.expand import Expand
-from flower_privsyn.generation.gguf_backend import PREFIX, GGUFGenerator, file_of
+from flower_privsyn.generation.gguf_backend import PREFIX, GGUFGenerator
 from flower_privsyn.generation.openai_backend import (
     OpenAIGenerator,
     check_address,
@@ -153,8 +153,8 @@ def load_generator(name: str, **options: Any) -> TextGenerator:
         check_address(name)
         base_url, _, model = name.strip().partition("#")
         return OpenAIGenerator(base_url, model or None, api_key=read_key(), **options)
-    if is_gguf(name):
-        return GGUFGenerator(file_of(name), **options)
+    if name.startswith(PREFIX):
+        return GGUFGenerator(user_path(name.removeprefix(PREFIX)))
     return TransformersGenerator(name, **options)
 
 
@@ -176,9 +176,4 @@ def load_trained_generator(folder: Path) -> TransformersGenerator:
 
 def runs_elsewhere(name: str) -> bool:
     """Whether the generator runs in another process than this one, and learns nothing here."""
-    return is_address(name) or is_gguf(name)
-
-
-def is_gguf(name: str) -> bool:
-    """Whether the name is of a file that llama.cpp runs, on this machine."""
-    return name.startswith(PREFIX)
+    return is_address(name) or name.startswith(PREFIX)

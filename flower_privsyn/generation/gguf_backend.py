@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from flower_privsyn.errors import GenerationError, MissingExtraError, ModelError
-from flower_privsyn.files import user_path
-from flower_privsyn.generation.backends import USUAL, ProgressCallback, SamplingParameters
+from flower_privsyn.errors import MissingExtraError, ModelError
+from flower_privsyn.generation.backends import USUAL
 from flower_privsyn.generation.openai_backend import OpenAIGenerator
-from flower_privsyn.models.gguf import read_gguf
+from flower_privsyn.models.library import shorten
 from flower_privsyn.models.threads import most_threads
 
 PREFIX: Final = "gguf:"
@@ -36,18 +35,12 @@ _PLAIN_SAMPLING: Final = {
     "cache_prompt": True,
 }
 
-
-def file_of(name: str) -> Path:
-    """The file that a generator's name stands for.
-
-    Args:
-        name: "gguf:" and a path, relative to the folder the command was typed in.
-    """
-    return user_path(name.removeprefix(PREFIX))
+#: Tensors whose products are what a cache holds of a token; the last one has the query's as well.
+_CACHED: Final = ("attn_k.weight", "attn_v.weight", "attn_qkv.weight")
 
 
-class GGUFGenerator:
-    """A model in a GGUF file, run by llama.cpp's server on loopback.
+class GGUFGenerator(OpenAIGenerator):
+    """A model in a GGUF file, run by llama.cpp's server on loopback; it loads no adapters.
 
     The file's header is read before llama.cpp sees it. Whoever asks the server must know a key that
     is drawn for it: other users of the machine reach the port as well.
@@ -72,16 +65,17 @@ class GGUFGenerator:
             MissingExtraError: xllamacpp, gguf or openai is not installed.
         """
         path = Path(file).absolute()
-        header = read_gguf(path)
         try:
+            importlib.import_module("gguf")
             xllamacpp: Any = importlib.import_module("xllamacpp")
         except ImportError as error:
             raise MissingExtraError(
-                f"{path.name} is run by llama.cpp, and xllamacpp is not installed ({error}): "
+                f"{path.name} is run by llama.cpp, for which something is not installed ({error}): "
                 "pip install 'flower-privsyn[gguf]'"
             ) from error
-        context = min(_CONTEXT, header.context or _CONTEXT)
-        slots = max(1, min(_SLOTS, _CACHE_BYTES // max(1, header.cache_bytes * context)))
+        trained_on, cache_bytes = read_gguf(path)
+        context = min(_CONTEXT, trained_on or _CONTEXT)
+        slots = max(1, min(_SLOTS, _CACHE_BYTES // max(1, cache_bytes * context)))
         key = secrets.token_urlsafe(24)
         parameters = xllamacpp.CommonParams()
         parameters.model.path = str(path)
@@ -110,7 +104,7 @@ class GGUFGenerator:
             raise ModelError(
                 f"llama.cpp cannot load {path.name}, and has said why above: {error}"
             ) from error
-        self._client = OpenAIGenerator(
+        super().__init__(
             f"{self._server.listening_address}/v1",
             path.stem,
             api_key=key,
@@ -123,27 +117,41 @@ class GGUFGenerator:
         self.at_once = USUAL  # what computes is this machine
 
     def generate(
-        self,
-        prompts: Sequence[str],
-        *,
-        num_samples: int = 1,
-        sampling: SamplingParameters,
-        system: str | None = None,
-        adapter: Path | None = None,
-        progress: ProgressCallback | None = None,
+        self, prompts: Sequence[str], *, num_samples: int = 1, **how: Any
     ) -> list[list[str]]:
-        """Continue every prompt, or answer it as a message; see `TextGenerator`.
-
-        Raises:
-            GenerationError: An adapter is given, or llama.cpp refuses.
-        """
-        if adapter is not None:
-            raise GenerationError(
-                f"llama.cpp does not load the adapter {adapter}: as generator, name the model's "
-                "folder or smollm2-135m"
-            )
+        """Continue every prompt, or answer it as a message; see `TextGenerator`."""
         # One request a sample: each with a seed of its own.
         each = [prompt for prompt in prompts for _ in range(num_samples)]
-        written = self._client.generate(each, sampling=sampling, system=system, progress=progress)
-        texts = [text for (text,) in written]
+        texts = [text for (text,) in super().generate(each, **how)]
         return [texts[first : first + num_samples] for first in range(0, len(texts), num_samples)]
+
+
+def read_gguf(file: Path) -> tuple[int, int]:
+    """Read what a GGUF file says, all of whose tensors it must hold.
+
+    Args:
+        file: the file.
+
+    Returns:
+        Tokens that the model was trained on at a time, 0 where the file does not say; and the bytes
+        that a token takes in a cache of keys and values in half precision.
+
+    Raises:
+        ModelError: there is no such file, or it is not whole.
+    """
+    if not file.is_file():
+        raise ModelError(f"GGUF file {file} does not exist")
+    library: Any = importlib.import_module("gguf")
+    try:
+        reader = library.GGUFReader(file)
+        architecture = str(reader.get_field("general.architecture").contents())
+        context = reader.get_field(f"{architecture}.context_length")
+        cached = [tensor for tensor in reader.tensors if tensor.name.endswith(_CACHED)]
+        return (
+            0 if context is None else int(context.contents()),
+            2 * sum(int(tensor.shape[-1]) for tensor in cached),
+        )
+    except Exception as error:  # whatever its bytes make of the library
+        raise ModelError(
+            f"{file} is no whole GGUF file ({type(error).__name__}: {shorten(error)})"
+        ) from error
