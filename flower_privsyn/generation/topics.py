@@ -1,6 +1,6 @@
 """Topics: what public text is about, each a point in the embedding space with words for it.
 
-    make_topics(documents, embedder=load_embedder("all-MiniLM-L6-v2"), source="papers").save(file)
+    make_topics(documents, embedder=load_embedder("all-MiniLM-L6-v2")).save(file)
 
 One passage of each document is embedded and clustered; the words of a cluster are those that its
 passages have more of than all passages do (class-based TF-IDF, as in BERTopic). One file has
@@ -95,12 +95,10 @@ class TopicHierarchy:
     Attributes:
         levels: from few topics to many.
         probe: (d,) float32, what the embedding model made of a sentence of its own.
-        about: where the topics come from, for people.
     """
 
     levels: tuple[Topics, ...]
     probe: Float32Array
-    about: str = ""
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -144,7 +142,6 @@ class TopicHierarchy:
         """Write one `.npz` file; centres in half precision."""
         arrays: dict[str, npt.NDArray[Any]] = {
             "probe": self.probe.astype(np.float32),
-            "about": _bytes(self.about),
             "counts": np.array(self.counts, dtype=np.int64),
         }
         for level in self.levels:
@@ -216,7 +213,6 @@ def load_topics(source: str = "bundled") -> TopicHierarchy:
         return TopicHierarchy(
             levels=tuple(_level(arrays, count) for count in arrays["counts"].tolist()),
             probe=arrays["probe"].astype(np.float32),
-            about=str(json.loads(arrays["about"].tobytes())),
         )
     except ConfigError as error:
         raise ConfigError(f'topics = "{source}": {error}') from error
@@ -260,7 +256,6 @@ def make_topics(
     documents: Iterable[str],
     *,
     embedder: Embedder,
-    source: str,
     counts: Sequence[int] = COUNTS,
     seed: int = 0,
     max_tokens: int = 64,
@@ -273,7 +268,6 @@ def make_topics(
     Args:
         documents: public, whole, each once; some thousands, of the kind that the users write.
         embedder: of all of them, the run's.
-        source: where they come from, in words.
         counts: topics of every level, ascending.
         seed: of where k-means begins and of where passages do, 0 to 2^32 - 1.
         max_tokens: of a passage, >= 1; the run's.
@@ -320,11 +314,7 @@ def make_topics(
         if not all(levels[0].keywords):
             raise ConfigError(f"counts {count}: a topic has no keywords: fewer, or more documents")
         points, weights = levels[0].centres, levels[0].shares
-    return TopicHierarchy(
-        levels=tuple(levels),
-        probe=probe_of(embedder),
-        about=f"k-means of {len(texts)} passages of {source}",
-    )
+    return TopicHierarchy(levels=tuple(levels), probe=probe_of(embedder))
 
 
 def _passages(documents: Iterable[str], *, tokenizer: Any, seed: int, max_tokens: int) -> list[str]:

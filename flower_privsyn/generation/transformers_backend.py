@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -509,20 +508,12 @@ class TransformersGenerator:
         """
         import torch
 
-        size = self._vocabulary
+        size = int(self._model.get_output_embeddings().weight.shape[0])
         banned = special_tokens(self._tokenizer)
         banned.update(self._model.generation_config.suppress_tokens or ())
         banned.update(range(len(self._tokenizer), size))
         never = {number for number in banned - self._end_tokens if number < size}
         return torch.tensor(sorted(never), dtype=torch.int64, device=self._model.device)
-
-    @cached_property
-    def _vocabulary(self) -> int:
-        """Rows of the output matrix, those that stand for no token included."""
-        head = self._model.get_output_embeddings()
-        if head is not None:
-            return int(head.weight.shape[0])
-        return int(self._model.config.get_text_config().vocab_size)
 
     def _find_end_tokens(self) -> frozenset[int]:
         configured = self._model.generation_config.eos_token_id

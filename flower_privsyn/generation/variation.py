@@ -122,7 +122,12 @@ class MaskFill:
         )
         if self._tokenizer.mask_token_id is None:
             raise ModelError(f"model {str(model)!r} has no mask token in its tokenizer")
-        self._max_tokens = self._fit_to_model(max_tokens, str(model))
+        self._max_tokens = max_tokens
+        most = int(self._tokenizer.model_max_length) - self._tokenizer.num_special_tokens_to_add()
+        if max_tokens > most:
+            raise ConfigError(
+                f"max-tokens = {max_tokens} must be at most {most} for variation-model = {model}"
+            )
         self._banned = self._find_banned_tokens()
         self._is_small = is_small(self._model)
 
@@ -269,14 +274,6 @@ class MaskFill:
         mask = torch.ones(output_size, dtype=torch.bool)
         mask[: len(allowed)] = ~torch.tensor(allowed)[:output_size]
         return mask.nonzero()[:, 0].to(self._model.device)
-
-    def _fit_to_model(self, max_tokens: int, model: str) -> int:
-        most = int(self._tokenizer.model_max_length) - self._tokenizer.num_special_tokens_to_add()
-        if max_tokens > most:
-            raise ConfigError(
-                f"max-tokens = {max_tokens} must be at most {most} for variation-model = {model}"
-            )
-        return max_tokens
 
 
 @dataclass

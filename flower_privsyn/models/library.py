@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import logging
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 
@@ -23,6 +25,14 @@ def quiet_transformers() -> Iterator[None]:
         transformers_logging.set_verbosity(level)
         if shown:
             transformers_logging.enable_progress_bar()
+
+
+def save_model(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Write a model and its tokenizer as Transformers reads them; what the folder held is gone."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with quiet_transformers():
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
 
 
 def shorten(error: BaseException) -> str:

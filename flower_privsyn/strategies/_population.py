@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +14,6 @@ from flower_privsyn.files import replacing
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.directory import round_texts
 from flower_privsyn.run.question import State
-
-if TYPE_CHECKING:
-    pass
 
 IntArray = npt.NDArray[np.int64]
 

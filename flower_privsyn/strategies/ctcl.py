@@ -54,7 +54,6 @@ from flower_privsyn.strategies._first_release import (
 if TYPE_CHECKING:
     from flower_privsyn.embedding import Embedder
     from flower_privsyn.generation.topics import Topics
-    from flower_privsyn.run import RunDirectory
 
 
 logger = logging.getLogger("flwr.privsyn")
@@ -76,13 +75,11 @@ class TopicsOfRun:
     """The topics of a run as they stand in its directory.
 
     Attributes:
-        about: where they come from, in words.
         digest: of their centres.
         conditions: (k,) what stands before a text of each.
         weights: (k,) of the texts, once they are written; what a release said, or public shares.
     """
 
-    about: str
     digest: str
     conditions: list[str]
     weights: Sequence[float] = ()
@@ -310,7 +307,6 @@ class TopicsAndTraining(ReleaseThenTraining):
         self._check_room()
         before = TopicsOfRun.read(place.run)
         self._described = TopicsOfRun(
-            about=hierarchy.about,
             digest=topics.digest(),
             conditions=self._texts_before(topics),
         )

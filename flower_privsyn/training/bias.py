@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import numpy.typing as npt
 from flower_privsyn.errors import ConfigError, ModelError
 from flower_privsyn.models import resolve_model
 from flower_privsyn.models.bias import LogitBias
-from flower_privsyn.models.library import quiet_transformers
+from flower_privsyn.models.library import save_model
 from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.models.threads import is_small, side_by_side
 from flower_privsyn.training import storage
@@ -156,13 +155,8 @@ def save_biased(model: str | Path, output: str | Path, bias: LogitBias) -> None:
         f", and another one for {pairs:,} pairs of a token and the one before it" if pairs else ""
     )
     card = _CARD.format(inside=network.config.model_type, tokens=size, pairs=said)
-    output.parent.mkdir(parents=True, exist_ok=True)
     built = output.with_name(f"{output.name}.built")
-    if built.exists():
-        shutil.rmtree(built)
-    with quiet_transformers():
-        biased.save_pretrained(built)
-        tokenizer.save_pretrained(built)
+    save_model(biased, tokenizer, built)
     (built / "README.md").write_text(card, encoding="utf-8")
     storage.install(
         built,

@@ -29,7 +29,7 @@ from flower_privsyn.checks import (
 from flower_privsyn.errors import ConfigError, TrainingError
 from flower_privsyn.models import provenance, resolve_model
 from flower_privsyn.models.adapters import with_adapters
-from flower_privsyn.models.library import quiet_transformers
+from flower_privsyn.models.library import save_model
 from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.training import storage
 from flower_privsyn.training.common import check_weights, own_random_state
@@ -383,14 +383,11 @@ class _Training:
     def write(self) -> Path:
         """Write the model and its tokenizer to a folder of their own."""
         built = self._partial / "model"
-        shutil.rmtree(built, ignore_errors=True)
         network = self._network.eval().requires_grad_(False)
         if self._settings.lora_rank:
             # A writer: as large on the disk as it is unpacked and run.
             network = network.merge_and_unload().bfloat16()
-        with quiet_transformers():
-            network.save_pretrained(built)
-            self._tokenizer.save_pretrained(built)
+        save_model(network, self._tokenizer, built)
         return built
 
     def report(self) -> FineTuning:

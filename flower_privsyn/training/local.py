@@ -16,7 +16,7 @@ import functools
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.models.adapters import with_adapters
 from flower_privsyn.models.bias import LogitBias
-from flower_privsyn.models.library import quiet_transformers
+from flower_privsyn.models.library import save_model
 from flower_privsyn.models.pretrained import (
     context_of,
     decoder_start_token,
@@ -89,13 +90,9 @@ class LocalModel:
         self._device = next(iter(named.values())).device
         self.shapes = {name: tuple(parameter.shape) for name, parameter in named.items()}
         self.dimension = sum(parameter.numel() for parameter in named.values())
-        self._weights = torch.empty(self.dimension, device=self._device)
-        self._start = torch.empty(self.dimension, device=self._device)
-        for parameter, weights in zip(named.values(), self._pieces(self._weights), strict=True):
-            with torch.no_grad():
-                weights.copy_(parameter)
-            parameter.data = weights
-        self._start.copy_(self._weights)
+        self._weights = parameters_to_vector(named.values()).detach()
+        vector_to_parameters(self._weights, named.values())
+        self._start = self._weights.clone()
         self._named = named
         self._others = [
             parameter
@@ -115,14 +112,6 @@ class LocalModel:
         self._begin: list[int] = [] if begin is None else [int(begin)]
         self._end: list[int] = [] if end is None else [int(end)]
         self._positions = context_of(self._model)
-
-    def _pieces(self, vector: torch.Tensor) -> Iterator[torch.Tensor]:
-        """The parameters' pieces of a flat vector, as views of their shapes."""
-        begin = 0
-        for shape in self.shapes.values():
-            end = begin + int(np.prod(shape, dtype=np.int64))
-            yield vector[begin:end].view(shape)
-            begin = end
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -204,19 +193,16 @@ class LocalModel:
         """
         if base is None and self._own_base is None:
             return
-        count = sum(parameter.numel() for parameter in self._others)
-        if base is not None and base.shape != (count,):
-            raise ValueError(f"base must have shape ({count},), got {base.shape}")
+        sizes = [parameter.numel() for parameter in self._others]
+        if base is not None and base.shape != (sum(sizes),):
+            raise ValueError(f"base must have shape ({sum(sizes)},), got {base.shape}")
         if self._own_base is None:
             _ = self.fingerprint  # is that of its own values
             self._own_base = self.base
         values = torch.from_numpy(np.array(self._own_base if base is None else base))
-        first = 0
         with torch.no_grad():
-            for parameter in self._others:
-                last = first + parameter.numel()
-                parameter.copy_(values[first:last].view(parameter.shape))
-                first = last
+            for parameter, piece in zip(self._others, torch.split(values, sizes), strict=True):
+                parameter.copy_(piece.view_as(parameter))
 
     @property
     def predicted(self) -> int:
@@ -300,10 +286,7 @@ class LocalModel:
             torch.manual_seed(int(order.spawn(1)[0].integers(2**63)))
             self._train(usable, order, learning_rate, epochs, batch_size, max_steps)
         moved = np.empty(self.dimension, dtype=np.float32) if into is None else into
-        if self._device.type == "cpu":
-            torch.sub(self._weights, self._start, out=torch.from_numpy(moved))
-        else:
-            torch.from_numpy(moved).copy_(self._weights - self._start)
+        torch.from_numpy(moved).copy_(self._weights - self._start)
         return moved
 
     def loss(
@@ -445,12 +428,7 @@ class LocalModel:
             model = model.merge_and_unload()
         model.requires_grad_(False)
         built = folder.with_name(f".{folder.name}.partial")
-        if built.exists():
-            shutil.rmtree(built)
-        built.mkdir(parents=True)
-        with quiet_transformers():
-            model.save_pretrained(built)
-            self.tokenizer.save_pretrained(built)
+        save_model(model, self.tokenizer, built)
         if folder.exists():
             shutil.rmtree(folder)
         built.rename(folder)

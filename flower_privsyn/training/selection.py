@@ -29,7 +29,7 @@ from flower_privsyn.files import replacing
 from flower_privsyn.models import resolve_model
 from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.queries.joint_sketch import find_bigrams
-from flower_privsyn.training.storage import digest_of_rows, weight_files
+from flower_privsyn.training.storage import digest_of, weight_files
 from flower_privsyn.training.tokens import (
     first_token,
     scored,
@@ -233,7 +233,7 @@ def likelihoods(
     """
     made_of = {
         "model": weight_files(resolve_model(model)),
-        "rows": digest_of_rows(rows[index] for index in range(len(rows))),
+        "rows": digest_of(rows[index].tobytes() for index in range(len(rows))),
     }
     digest = hashlib.blake2b(json.dumps(made_of, sort_keys=True).encode(), digest_size=16)
     file = folder / f"scores-{digest.hexdigest()}.npy"

@@ -10,9 +10,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from flower_privsyn.environment import library_versions
 from flower_privsyn.errors import ModelError, TrainingError
 from flower_privsyn.files import read_json, sha256_of, sync_folder, write_json
@@ -172,7 +169,7 @@ def of_training(
     """
     return {
         "model": weight_files(resolve_model(model)),
-        "texts": digest_of_texts(texts),
+        "texts": digest_of(text.encode("utf-8", "surrogatepass") for text in texts),
         "settings": asdict(settings),
         "seed": seed,
         "versions": library_versions("torch", "transformers", *libraries),
@@ -199,18 +196,9 @@ def weight_files(model: str) -> list[list[str | int]] | str:
     return found or model
 
 
-def digest_of_texts(texts: Iterable[str]) -> str:
-    """A digest of texts in their order."""
+def digest_of(parts: Iterable[bytes]) -> str:
+    """A digest of texts, or of rows of tokens, in their order."""
     digest = hashlib.blake2b(digest_size=16)
-    for text in texts:
-        encoded = text.encode("utf-8", "surrogatepass")
-        digest.update(len(encoded).to_bytes(8, "big") + encoded)
-    return digest.hexdigest()
-
-
-def digest_of_rows(rows: Iterable[npt.NDArray[np.int64]]) -> str:
-    """A digest of rows of token ids in their order."""
-    digest = hashlib.blake2b(digest_size=16)
-    for row in rows:
-        digest.update(len(row).to_bytes(8, "big") + np.asarray(row, dtype="<i8").tobytes())
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "big") + part)
     return digest.hexdigest()

@@ -43,7 +43,6 @@ def main() -> None:
     made = make_topics(
         documents(asked.corpus, held_out=False),
         embedder=load_embedder(asked.embedding_model),
-        source=asked.corpus.name,
         counts=asked.counts,
         seed=asked.seed,
     )

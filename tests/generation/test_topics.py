@@ -23,13 +23,12 @@ EMBEDDER = HashEmbedder()
 def test_the_subjects_of_a_corpus_are_found_named_and_read_again(tmp_path: Path) -> None:
     steps: list[int] = []
     texts = documents(180)
-    make_topics(
-        texts, embedder=EMBEDDER, source="here", counts=(3, 6), seed=1, progress=steps.append
-    ).save(tmp_path / "topics.npz")
+    make_topics(texts, embedder=EMBEDDER, counts=(3, 6), seed=1, progress=steps.append).save(
+        tmp_path / "topics.npz"
+    )
     assert sum(steps) == 180
     topics = load_topics(str(tmp_path / "topics.npz"))
     assert topics.counts == (3, 6)
-    assert topics.about == "k-means of 180 passages of here"
     coarse, fine = topics.at(3), topics.at(6)
     assert {frozenset(words) for words in fine.keywords} == {
         frozenset(subject.split()) for subject in SUBJECTS

@@ -33,5 +33,5 @@ def write_topics(folder: Path, counts: tuple[int, ...] = (3, 6), *, seed: int = 
     """A file of topics, coarse and fine."""
     path = folder / "topics.npz"
     texts = documents(seed=seed)
-    make_topics(texts, embedder=HashEmbedder(), source="made-up subjects", counts=counts).save(path)
+    make_topics(texts, embedder=HashEmbedder(), counts=counts).save(path)
     return path
