@@ -175,32 +175,11 @@ class TokenSketch:
                 is told from.
             tokens_per_user: how much those write; 0 for what the release says.
         """
-        added = added_up(releases)
-        if added is None:
+        released = added_up(releases)
+        if released is None:
             raise RuntimeError("a run that released nothing has no result")
-        written = tokens_per_user or length_written(query, broadcast, added, documents=documents)
+        written = tokens_per_user or length_written(query, broadcast, released, documents=documents)
         public = pseudo_users(documents, tokens_per_user=written)
-        return cls.read(query, broadcast, added, public=public, tokens_per_user=written)
-
-    @classmethod
-    def read(
-        cls,
-        query: JointSketch,
-        broadcast: Broadcast,
-        released: SumOfUsers,
-        *,
-        public: Cohort,
-        tokens_per_user: int,
-    ) -> Self:
-        """Read a release.
-
-        Args:
-            query: what was asked.
-            broadcast: what it was asked with.
-            released: (answer_length,) numbers, summed over users.
-            public: pseudo-users (`pseudo_users`), at least one.
-            tokens_per_user: what they write.
-        """
         moments = query.item_moments(public, broadcast)
         vocabulary = int(broadcast["vocabulary"][0])
         readings: dict[str, BlockReading] = {}
@@ -220,7 +199,7 @@ class TokenSketch:
             bigrams=readings.get("bigrams"),
             num_users=released.users,
             noise_std=released.noise_std,
-            tokens_per_user=tokens_per_user,
+            tokens_per_user=written,
         )
 
     @property
@@ -446,13 +425,7 @@ class _Observed:
 
     def among(self, chosen: IntArray | slice) -> _Observed:
         """The same for some of the items."""
-        return _Observed(
-            estimate=self.estimate[chosen],
-            public=self.public[chosen],
-            constant=self.constant[chosen],
-            linear=self.linear[chosen],
-            quadratic=self.quadratic[chosen],
-        )
+        return _Observed(**{name: values[chosen] for name, values in vars(self).items()})
 
     def likelihood(self, centre: Float64Array) -> Float64Array:
         """Of theta in each cell around an item's centre: (num_items, cells), largest 1."""
@@ -513,10 +486,12 @@ def _read_block(
 
 def _best_centre(observed: _Observed, around: Float64Array) -> tuple[float, float]:
     """The likeliest place of all items together: its log-likelihood, and the place."""
-    # Moving the centre by whole cells moves the laws along them.
-    cells = _prior_cells()
-    moved = np.stack([_moved(cells, round(centre / _STEP)) for centre in _CENTRES])
-    flat = moved.reshape(-1, len(_THETA)).T
+    # Moving the centre by whole cells moves the laws along them; what leaves on one side is lost.
+    steps = np.rint(_CENTRES / _STEP).astype(np.int64)
+    most, width = int(steps.max()), len(_THETA)
+    wide = np.pad(_prior_cells(), ((0, 0), (most, most)))
+    moved = np.stack([wide[:, most - by : most - by + width] for by in steps])
+    flat = moved.reshape(-1, width).T
     marginals = np.concatenate(
         [observed.among(part).likelihood(around[part]) @ flat for part in _parts(len(around))]
     ).reshape(len(around), len(_CENTRES), len(_SPREADS))
@@ -582,16 +557,6 @@ def _prior_cells() -> Float64Array:
         row = np.diff(below)
         rows.append(row / row.sum())
     return np.array(rows)
-
-
-def _moved(cells: Float64Array, by: int) -> Float64Array:
-    """The laws, `by` cells to the right; what leaves on one side is lost."""
-    moved = np.zeros_like(cells)
-    if by >= 0:
-        moved[:, by:] = cells[:, : cells.shape[1] - by]
-    else:
-        moved[:, :by] = cells[:, -by:]
-    return moved
 
 
 def _parts(count: int) -> Iterator[slice]:

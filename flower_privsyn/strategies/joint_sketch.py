@@ -172,14 +172,14 @@ class AskedOnce(Method):
 
     def ask(self, state: State, number: int) -> Question:  # noqa: ARG002
         """The tables of tokens and bigrams, which are public."""
-        return self._need_text().question
+        return need(self._text).question
 
     # ------------------------------------------------------------------ what is made of it
 
     def finish(self, state: State) -> dict[str, Any]:  # noqa: ARG002
         """Read the releases, choose public text, train the student and write the texts."""
         config, plain = self.config, self.run.path / PLAIN_MODEL
-        student = SketchedStudent(config, self._need_text(), self.place.releases())
+        student = SketchedStudent(config, need(self._text), self.place.releases())
         figures = student.figures | {"model": TRAINED_MODEL, "plain_model": PLAIN_MODEL}
         figures |= student.train(config.model, plain)
         student.add_bias(plain, self.run.path / TRAINED_MODEL)
@@ -230,7 +230,7 @@ class AskedOnce(Method):
             progress=self.progress,
         )
         refuse_nothing(records, dropped, num_samples=wanted, generator=expand.generator.name)
-        rows = token_ids(self._need_text().tokenizer, [str(record["text"]) for record in records])
+        rows = token_ids(need(self._text).tokenizer, [str(record["text"]) for record in records])
         scorer = config.scorer_of_long_rows(student.sketch.scorer())
         scores = scorer(TokenRows.of(rows))
         best = np.sort(np.argsort(-scores, kind="stable")[:count])
@@ -268,9 +268,6 @@ class AskedOnce(Method):
                 "installed: pip install 'flower-privsyn[training]'; or generator-steps = 0"
             )
         load_pretrained(located(config.generator), kind="causal", dtype="float32", device="cpu")
-
-    def _need_text(self) -> SketchedText:
-        return need(self._text)
 
 
 @final

@@ -8,7 +8,7 @@ Papers:
 
 Algorithm 1 of POPri, step by step:
     K prompts of random public samples, J responses to each by the current generator    `_written`
-    the server sends the embeddings of the responses, or the     `_about`
+    the server sends the embeddings of the responses, or the     `ask`
     root of their Gram matrix, which says all that users need
     each user: mean cosine similarity to its texts, clipped      `MeanSimilarity`
     sum, Gaussian noise                                          `PrivateSumStrategy`
@@ -312,17 +312,9 @@ class PreferencesByScores(Method):
         """What rounds are judged by, until it is released; then how near the candidates are."""
         if "group" not in state:
             return Question(self._moments, need(self._space).broadcast(self._moments))
-        return self._about(state["embeddings"], state["group"])
-
-    def _about(self, embeddings: npt.NDArray[np.float32], group: npt.NDArray[np.int64]) -> Question:
-        """The question about responses.
-
-        Args:
-            embeddings: (m, d) of the responses.
-            group: (m,) the prompt that each of them answers.
-        """
-        prompt = group if self._similarity.centre == "prompt" else None
-        return Question(self._similarity, self._similarity.broadcast(embeddings, prompt=prompt))
+        prompt = state["group"] if self._similarity.centre == "prompt" else None
+        sent = self._similarity.broadcast(state["embeddings"], prompt=prompt)
+        return Question(self._similarity, sent)
 
     def step(self, state: State, release: ReleasedSum, scratch: Path) -> State:
         """Rank, train, and write the next candidates; or keep the moments."""

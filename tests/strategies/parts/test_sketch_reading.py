@@ -67,11 +67,11 @@ class World:
     def read(self, name: str, noise_std: float) -> TokenSketch:
         if (name, noise_std) not in self._readings:
             query = QUERIES[name]
-            self._readings[name, noise_std] = TokenSketch.read(
+            self._readings[name, noise_std] = TokenSketch.of(
                 query,
                 query.broadcast(V, self.keys),
-                SumOfUsers(self.released(name, noise_std), USERS, noise_std),
-                public=self.public,
+                [SumOfUsers(self.released(name, noise_std), USERS, noise_std)],
+                documents=self.public.records,
                 tokens_per_user=LENGTH,
             )
         return self._readings[name, noise_std]
@@ -163,8 +163,8 @@ def test_people_who_are_drawn_and_asked_again_say_less_than_as_many_others(world
     once = SumOfUsers(query.answer(world.asked, broadcast), USERS, 0.0)
     errors = []
     for released in (once, once._replace(rounds=4), once._replace(rate=0.25, by_coins=True)):
-        block = TokenSketch.read(
-            query, broadcast, released, public=world.public, tokens_per_user=LENGTH
+        block = TokenSketch.of(
+            query, broadcast, [released], documents=world.public.records, tokens_per_user=LENGTH
         ).tokens
         errors.append(block.standard_error)
     assert (errors[1] > 1.2 * errors[0]).all()
@@ -172,12 +172,16 @@ def test_people_who_are_drawn_and_asked_again_say_less_than_as_many_others(world
 
 
 def test_what_public_text_lacks_is_still_defined(world: World) -> None:
-    silent = Cohort.of([np.zeros(LENGTH, dtype=np.int64)] * 5, np.arange(5), 5)
+    silent = [np.zeros(LENGTH, dtype=np.int64)] * 5
     query = QUERIES["both"]
     broadcast = query.broadcast(V, world.keys)
     total = query.answer(world.asked, broadcast)
-    reading = TokenSketch.read(
-        query, broadcast, SumOfUsers(total, USERS, 0.0), public=silent, tokens_per_user=LENGTH
+    reading = TokenSketch.of(
+        query,
+        broadcast,
+        [SumOfUsers(total, USERS, 0.0)],
+        documents=silent,
+        tokens_per_user=LENGTH,
     )
     for block in (reading.tokens, reading.bigrams):
         assert block is not None
