@@ -482,7 +482,7 @@ def _expanded(
     given = ExpandingSettings.of_lists() & values.keys()
     settings = ExpansionSettings(**{key.replace("-", "_"): values[key] for key in given})
     records, _ = expand_resumably(
-        settings.expansion(),
+        settings.expansion_by(settings.prompt),
         seeds,
         ids=[f"{source}-{index}" for index in drawn[: len(seeds)]],
         num_samples=int(values["synthetic-samples"]),

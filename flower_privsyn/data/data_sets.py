@@ -47,7 +47,7 @@ def from_hub(location: str, *, streaming: bool = False) -> Any:
     name, config, split = found[1], found[2], found[3] or "train"
     library = _library()
     try:
-        with _quiet(library):
+        with quiet(library):
             data_set = library.load_dataset(
                 name, config, streaming=streaming and not library.config.HF_HUB_OFFLINE
             )
@@ -103,7 +103,7 @@ def rows_of_tokens(
         document=library.Value("int64"),
     )
     try:
-        with _quiet(library):
+        with quiet(library):
             return library.Dataset.from_generator(
                 rows, features=features, cache_dir=str(folder), fingerprint=fingerprint
             )
@@ -115,7 +115,7 @@ def rows_of_tokens(
 
 
 @contextlib.contextmanager
-def _quiet(library: Any) -> Iterator[None]:
+def quiet(library: Any) -> Iterator[None]:
     """Without the library's bars, and what it says of its cache."""
     shows_bars = not library.are_progress_bars_disabled()
     level = library.logging.get_verbosity()

@@ -294,13 +294,11 @@ class Users:
 
 def _fields(row: Sequence[object], number: int) -> Sequence[object]:
     """The fields of a row that an app has made."""
-    whole = not isinstance(row, str | bytes | Mapping) and isinstance(row, Iterable)
-    fields = list(row) if whole else []
-    if not 2 <= len(fields) <= 4:
-        what = f"{len(fields)} fields" if whole else f"a {type(row).__name__}"
+    fields = list(row) if isinstance(row, Iterable) else []
+    if isinstance(row, str | bytes | Mapping) or not 2 <= len(fields) <= 4:
         raise DataError(
             f"row {number} must be (user_id, text), (user_id, text, date) or (user_id, text, date, "
-            f"label), got {what}."
+            f"label), got {len(fields)} fields in a {type(row).__name__}."
         )
     return fields
 

@@ -189,11 +189,10 @@ class Expand:
         missing = max(0, num_samples - kept)
         found = _Kept(missing, whole=mostly_whole(flat), known=known)
         while found.missing and attempts < max_attempts:
-            size = min(
-                at_once(self.generator),
-                self._attempts_for(found.missing, attempts, kept + len(found.texts)),
-                max_attempts - attempts,
-            )
+            # As many as will probably be missing, given the share kept so far.
+            share = max(kept + len(found.texts), 1) / attempts if attempts else 1.0
+            likely = max(1, round(found.missing / share))
+            size = min(at_once(self.generator), likely, max_attempts - attempts)
             chosen = [
                 _choose(pool, flat, num_chosen, seed, attempts + number) if pool else ()
                 for number in range(size)
@@ -232,14 +231,6 @@ class Expand:
         if self._system is not None:
             text = below_heading(prompt.rstrip("\n").rpartition("\n")[2], text)
         return self._prompt.parse(text)
-
-    @staticmethod
-    def _attempts_for(missing: int, attempts: int, kept: int) -> int:
-        """Ask for as many as will probably be missing, given the share kept so far."""
-        if attempts == 0:
-            return missing
-        share = max(kept, 1) / attempts
-        return max(1, round(missing / share))
 
 
 class _Kept:

@@ -25,9 +25,9 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
 )
-from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
+from transformers.modeling_outputs import CausalLMOutput
 
-__all__ = ["LSTMConfig", "LSTMForCausalLM", "LSTMModel"]
+__all__ = ["LSTMConfig", "LSTMForCausalLM"]
 
 
 class LSTMConfig(PretrainedConfig):
@@ -66,11 +66,69 @@ class LSTMConfig(PretrainedConfig):
         super().__init__(**kwargs | {"tie_word_embeddings": tie_word_embeddings})
 
 
-class LSTMPreTrainedModel(PreTrainedModel):
-    """What both classes share."""
+class LSTMLayers(nn.Module):
+    """Embeddings, LSTM layers, projection."""
+
+    def __init__(self, config: LSTMConfig) -> None:
+        super().__init__()
+        self.embed_tokens: nn.Module = nn.Embedding(config.vocab_size, config.embedding_size)
+        self.lstm = nn.LSTM(
+            config.embedding_size, config.hidden_size, config.num_layers, batch_first=True
+        )
+        self.projection = nn.Linear(config.hidden_size, config.embedding_size)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+        """Read texts.
+
+        Args:
+            input_ids: (rows, length) token ids.
+            attention_mask: (rows, length), 0 at padding, which may stand on the left: a text's
+                states are the same wherever the padding is. None: no padding.
+
+        Returns:
+            (rows, length, embedding_size) states.
+        """
+        first = None
+        if attention_mask is not None and bool((attention_mask[:, 0] == 0).any()):
+            # The state must not see padding before the text: start every row with its text.
+            length = input_ids.shape[1]
+            steps = torch.arange(length, device=input_ids.device)
+            first = attention_mask.long().argmax(1, keepdim=True)  # (rows, 1)
+            input_ids = input_ids.gather(1, (steps + first) % length)
+        states = self.embed_tokens(input_ids)
+        if states.device.type == "cuda":
+            states = states.to(self.projection.weight.dtype)
+        # Under autocast cuDNN's layers compute in float16, whatever precision is asked for, and
+        # gradients of a mean over many tokens are too small for it.
+        with torch.autocast("cuda", enabled=False):
+            states, _ = self.lstm(states)
+        hidden: torch.Tensor = self.projection(states)
+        if first is not None:
+            back = (steps - first) % length
+            hidden = hidden.gather(1, back[..., None].expand_as(hidden))
+        return hidden
+
+
+class LSTMForCausalLM(PreTrainedModel, GenerationMixin):
+    """The LSTM with an output layer over the vocabulary."""
 
     config_class = LSTMConfig
     base_model_prefix = "model"
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
+
+    def __init__(self, config: LSTMConfig) -> None:
+        super().__init__(config)
+        self.model = LSTMLayers(config)
+        self.lm_head: nn.Linear = nn.Linear(config.embedding_size, config.vocab_size)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The embeddings."""
+        return self.model.embed_tokens
+
+    def get_output_embeddings(self) -> nn.Module:
+        """The output layer."""
+        return self.lm_head
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -95,76 +153,6 @@ class LSTMPreTrainedModel(PreTrainedModel):
                     if name.startswith("bias_ih"):
                         nn.init.ones_(parameter.chunk(4)[1])
 
-
-class LSTMModel(LSTMPreTrainedModel):
-    """Embeddings, LSTM layers, projection."""
-
-    def __init__(self, config: LSTMConfig) -> None:
-        super().__init__(config)
-        self.embed_tokens: nn.Module = nn.Embedding(config.vocab_size, config.embedding_size)
-        self.lstm = nn.LSTM(
-            config.embedding_size, config.hidden_size, config.num_layers, batch_first=True
-        )
-        self.projection = nn.Linear(config.hidden_size, config.embedding_size)
-        self.post_init()
-
-    def get_input_embeddings(self) -> nn.Module:
-        """The embeddings."""
-        return self.embed_tokens
-
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        **kwargs: Any,  # noqa: ARG002
-    ) -> BaseModelOutput:
-        """Read texts.
-
-        Args:
-            input_ids: (rows, length) token ids.
-            attention_mask: (rows, length), 0 at padding, which may stand on the left: a text's
-                states are the same wherever the padding is. None: no padding.
-            **kwargs: ignored; what `generate` passes to every model.
-
-        Returns:
-            `last_hidden_state` (rows, length, embedding_size).
-        """
-        first = None
-        if attention_mask is not None and bool((attention_mask[:, 0] == 0).any()):
-            # The state must not see padding before the text: start every row with its text.
-            length = input_ids.shape[1]
-            steps = torch.arange(length, device=input_ids.device)
-            first = attention_mask.long().argmax(1, keepdim=True)  # (rows, 1)
-            input_ids = input_ids.gather(1, (steps + first) % length)
-        states = self.embed_tokens(input_ids)
-        if states.device.type == "cuda":
-            states = states.to(self.projection.weight.dtype)
-        # Under autocast cuDNN's layers compute in float16, whatever precision is asked for, and
-        # gradients of a mean over many tokens are too small for it.
-        with torch.autocast("cuda", enabled=False):
-            hidden, _ = self.lstm(states)
-        hidden = self.projection(hidden)
-        if first is not None:
-            back = (steps - first) % length
-            hidden = hidden.gather(1, back[..., None].expand_as(hidden))
-        return BaseModelOutput(last_hidden_state=hidden)
-
-
-class LSTMForCausalLM(LSTMPreTrainedModel, GenerationMixin):
-    """The LSTM with an output layer over the vocabulary."""
-
-    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
-
-    def __init__(self, config: LSTMConfig) -> None:
-        super().__init__(config)
-        self.model = LSTMModel(config)
-        self.lm_head: nn.Linear = nn.Linear(config.embedding_size, config.vocab_size)
-        self.post_init()
-
-    def get_output_embeddings(self) -> nn.Module:
-        """The output layer."""
-        return self.lm_head
-
     def forward(
         self,
         input_ids: torch.Tensor,
@@ -183,8 +171,7 @@ class LSTMForCausalLM(LSTMPreTrainedModel, GenerationMixin):
         Returns:
             `logits` (rows, length, vocab_size) and, with labels, `loss` in nats per token.
         """
-        hidden = self.model(input_ids, attention_mask).last_hidden_state
-        logits = self.lm_head(hidden)
+        logits = self.lm_head(self.model(input_ids, attention_mask))
         loss = None
         if labels is not None:
             loss = self.loss_function(logits, labels, vocab_size=logits.shape[-1])

@@ -312,12 +312,7 @@ class MomentSketch:
 
         Args:
             embeddings: (n, d), n >= 1.
-
-        Raises:
-            ValueError: there is no row.
         """
-        if embeddings.ndim != 2 or not len(embeddings):
-            raise ValueError(f"embeddings must be (n, d) with n >= 1, got {embeddings.shape}")
         points = self.space.points(embeddings)
         mean: Float64Array = points.mean(axis=0)
         if self.two_rounds:

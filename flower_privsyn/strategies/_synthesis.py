@@ -16,7 +16,7 @@ from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.directory import EXPANDED
 
 if TYPE_CHECKING:
-    from flower_privsyn.generation import Expand, TextGenerator
+    from flower_privsyn.generation import Expand
 
 
 logger = logging.getLogger("flwr.privsyn")
@@ -32,17 +32,6 @@ class ExpansionSettings(ExpandingSettings):
 
     prompt: str = "pre-text"
     """The expansion prompt, a bundled name or a JSON file."""
-
-    def expansion(self, generator: TextGenerator | None = None) -> Expand:
-        """What writes so.
-
-        Args:
-            generator: in place of the one that is named.
-
-        Raises:
-            PrivsynError: the generator or the prompt cannot be loaded.
-        """
-        return self.expansion_by(self.prompt, generator)
 
 
 def expand_resumably(

@@ -250,13 +250,9 @@ class ReleasedMoments(Method):
 
     # ------------------------------------------------------------------ what is made of it
 
-    def sketch(self) -> MomentSketch | None:
-        """All releases of the run together; None where one that is needed was lost."""
-        return MomentSketch.of(need(self._space), self._questions, self.place.releases())
-
     def finish(self, state: State) -> dict[str, Any]:  # noqa: ARG002
         """Write the release; where sets of text were named, rank them."""
-        sketch = self.sketch()
+        sketch = MomentSketch.of(need(self._space), self._questions, self.place.releases())
         if sketch is None:
             raise RunDirectoryError(
                 f"{self.run.path} lacks a release: without mean and covariance nothing can be "

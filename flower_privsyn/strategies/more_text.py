@@ -151,9 +151,10 @@ def write_more(
     dropped: Counter[str] = Counter()
     with lock_file(path.with_name(f".{path.name}.lock"), what=f"the file {path}"):
         if topics is None:
-            expand = settings.expansion()
+            expand = settings.expansion_by(settings.prompt)
             for name, quota in _quotas(run, seeds, num_samples).items():
-                shown = seeds if name is None else _of_class(seeds, name)
+                own = np.ones(len(seeds)) if name is None else np.array(seeds.labels) == name
+                shown = seeds.take(np.flatnonzero(own))
                 key = ("more text",) if name is None else ("more text", name)
                 records, left_out = expand_resumably(
                     expand,
@@ -225,11 +226,6 @@ def _seeds(run: RunDirectory) -> tuple[Population, str]:
     if not len(found):
         raise ConfigError(f"the run in {run.path} holds no texts, only a model: nothing to expand")
     return found, kind
-
-
-def _of_class(seeds: Population, name: str) -> Population:
-    """The texts of a class."""
-    return seeds.take(np.flatnonzero(np.array(seeds.labels) == name))
 
 
 def _quotas(run: RunDirectory, seeds: Population, num_samples: int) -> dict[str | None, int]:

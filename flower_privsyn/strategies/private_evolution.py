@@ -72,7 +72,7 @@ class EvolutionByVotes(Evolution):
     def _rehearse(self) -> None:
         super()._rehearse()
         if self.config.synthetic_samples:
-            self.config.expansion(self._writer()).rehearse(self._seeds)
+            self.config.expansion_by(self.config.prompt, self._writer()).rehearse(self._seeds)
 
     def _first(self) -> Population:
         """Algorithm 1, line 2: random public samples, drawn without replacement."""
@@ -119,7 +119,7 @@ class EvolutionByVotes(Evolution):
         if config.synthetic_samples == 0:
             return {**figures, "synthetic_texts": self.run.write_synthetic(survivor_records(seeds))}
         return figures | write_corpus(
-            config.expansion(self._writer()),
+            config.expansion_by(config.prompt, self._writer()),
             seeds.texts,
             ids=seeds.ids,
             num_samples=config.synthetic_samples,

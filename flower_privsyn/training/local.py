@@ -117,7 +117,7 @@ class LocalModel:
     def fingerprint(self) -> str:
         """SHA-256 of all that an update depends on besides the trained parameters' values.
 
-        Architecture, tokenizer, precision, the names and shapes of what is trained, and the values
+        Architecture, tokenizer, the names and shapes of what is trained, and the values
         of what is not. No path and no name: the broadcast brings the rest. The architecture is
         taken as its file says it: what Transformers fills in differs between its releases.
         """
@@ -130,7 +130,6 @@ class LocalModel:
             "class": type(self._model).__name__,
             "config": settings,
             "trained": {name: list(shape) for name, shape in self.shapes.items()},
-            "precision": self.spec.precision,
             "lora": [self.spec.lora_rank, self.spec.lora_alpha]
             if self.spec.trainable == "lora"
             else None,
@@ -394,11 +393,7 @@ class LocalModel:
             before = torch.cat([torch.full_like(tokens[:, :1], self._first), tokens[:, :-1]], dim=1)
             targets = tokens.masked_fill(predicted == 0, _IGNORED)
             inputs = {"input_ids": read, "attention_mask": mask, "decoder_input_ids": before}
-        with torch.autocast(
-            self._device.type, dtype=torch.bfloat16, enabled=self.spec.precision == "bfloat16"
-        ):
-            logits = self._model(**inputs, use_cache=False).logits.flatten(0, 1)
-        logits = logits.float()
+        logits = self._model(**inputs, use_cache=False).logits.flatten(0, 1)
         if self._bias:
             from flower_privsyn.models.biased import biased_logits
 

@@ -28,6 +28,7 @@ import torch
 from huggingface_hub import constants
 
 from flower_privsyn.checks import check_whole
+from flower_privsyn.data.data_sets import quiet
 from flower_privsyn.errors import ConfigError, ModelError, TrainingError
 from flower_privsyn.files import expanded
 from flower_privsyn.models.adapters import adapter_digest, with_adapters
@@ -312,15 +313,9 @@ class _Watch(transformers.TrainerCallback):  # type: ignore[misc]
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Hide bars, notices and warnings of the libraries, and keep TRL's word of its use here."""
-    bars = datasets.are_progress_bars_disabled()
-    datasets.disable_progress_bars()
     constants.HF_HUB_DISABLE_TELEMETRY = True
-    for name in ("trl", "peft", "accelerate", "datasets"):
+    for name in ("trl", "peft", "accelerate"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    try:
-        with quiet_transformers(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        if not bars:
-            datasets.enable_progress_bars()
+    with quiet(datasets), quiet_transformers(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

@@ -58,7 +58,7 @@ def test_what_expands_asks_a_chat_model_by_messages_alone(server: Server) -> Non
 def test_a_server_gets_more_than_it_answers_at_once(server: Server) -> None:
     sizes: list[int] = []
     settings = MoreText(generator=f"{server.url}#tiny")
-    result = settings.expansion().run(
+    result = settings.expansion_by(settings.prompt).run(
         [f"seed {number}" for number in range(20)],
         num_samples=150,
         seed=0,
