@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import Any, Final
 
 from flower_privsyn.data.columns import Cells, Columns
 from flower_privsyn.data.read import rows_of_table, suffix_of
-from flower_privsyn.errors import DataError, MissingExtraError, PrivsynError
-from flower_privsyn.models.library import shorten
+from flower_privsyn.errors import DataError, PrivsynError
+from flower_privsyn.models.library import import_extra, shorten
 
 _PART: Final = r"[A-Za-z0-9][\w.-]*"
 _HUB_NAME: Final = re.compile(rf"({_PART}/{_PART})(?::({_PART})?)?(?::({_PART}))?")
@@ -145,13 +144,7 @@ def split_of(found: Any, split: str, *, where: str) -> Any:
 
 
 def _library() -> Any:
-    try:
-        return importlib.import_module("datasets")
-    except ImportError as error:
-        raise MissingExtraError(
-            f"Reading a Hugging Face data set needs the datasets library ({shorten(error)}): "
-            "pip install 'flower-privsyn[client]'."
-        ) from error
+    return import_extra("datasets", needed_by="a Hugging Face data set", extra="client")
 
 
 # ---- what is in it -----------------------------------------------------------------------------

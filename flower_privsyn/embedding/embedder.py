@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flower_privsyn.checks import check_choice
-from flower_privsyn.errors import MissingExtraError, ModelError
+from flower_privsyn.errors import ModelError
 from flower_privsyn.files import expanded, sha256_of, user_path
 from flower_privsyn.models import BUNDLED_MODELS, has_model, pretrained
-from flower_privsyn.models.library import quiet_transformers, shorten
+from flower_privsyn.models.library import import_extra, quiet_transformers
 from flower_privsyn.models.text_batches import text_batches
 from flower_privsyn.models.threads import side_by_side
 
@@ -293,16 +293,11 @@ def load_tokenizer(name: str) -> tuple[Any, str]:
         MissingExtraError: If tokenizers is not installed.
         ModelError: If there is no such model, or it has no fast tokenizer.
     """
-    try:
-        from tokenizers import Tokenizer
-    except ImportError as error:
-        raise MissingExtraError(
-            'Reading tokens needs tokenizers: pip install "flower-privsyn[client]".'
-        ) from error
+    library = import_extra("tokenizers", needed_by="Reading tokens", extra="client")
     path = model_folder(name) / "tokenizer.json"
     try:
         content = path.read_bytes()
-        tokenizer = Tokenizer.from_buffer(content)
+        tokenizer = library.Tokenizer.from_buffer(content)
     except Exception as error:  # the library raises plain ones
         raise ModelError(
             f"{path} cannot be read as a tokenizer ({type(error).__name__})."
@@ -345,16 +340,10 @@ def _refuse_code(folder: Path) -> None:
 
 
 def _load(folder: Path, *, precision: str, device: str | None) -> Any:
-    try:
-        from sentence_transformers import SentenceTransformer
-    except ImportError as error:
-        raise MissingExtraError(
-            f"Embedding text needs sentence-transformers ({shorten(error)}): "
-            "pip install 'flower-privsyn[client]'."
-        ) from None
+    library = import_extra("sentence_transformers", needed_by="Embedding text", extra="client")
     try:
         with quiet_transformers():
-            model = SentenceTransformer(
+            model = library.SentenceTransformer(
                 str(folder),
                 device=device,
                 local_files_only=True,

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from flower_privsyn.errors import MissingExtraError, ModelError
+from flower_privsyn.errors import ModelError
 from flower_privsyn.generation.backends import USUAL
 from flower_privsyn.generation.openai_backend import OpenAIGenerator
-from flower_privsyn.models.library import shorten
+from flower_privsyn.models.library import import_extra, shorten
 from flower_privsyn.models.threads import most_threads
 
 PREFIX: Final = "gguf:"
@@ -65,15 +64,8 @@ class GGUFGenerator(OpenAIGenerator):
             MissingExtraError: xllamacpp, gguf or openai is not installed.
         """
         path = Path(file).absolute()
-        try:
-            importlib.import_module("gguf")
-            xllamacpp: Any = importlib.import_module("xllamacpp")
-        except ImportError as error:
-            raise MissingExtraError(
-                f"{path.name} is run by llama.cpp, for which something is not installed ({error}): "
-                "pip install 'flower-privsyn[gguf]'"
-            ) from error
         trained_on, cache_bytes = read_gguf(path)
+        xllamacpp = import_extra("xllamacpp", needed_by=path.name, extra="gguf")
         context = min(_CONTEXT, trained_on or _CONTEXT)
         slots = max(1, min(_SLOTS, _CACHE_BYTES // max(1, cache_bytes * context)))
         key = secrets.token_urlsafe(24)
@@ -138,10 +130,11 @@ def read_gguf(file: Path) -> tuple[int, int]:
 
     Raises:
         ModelError: there is no such file, or it is not whole.
+        MissingExtraError: gguf is not installed.
     """
     if not file.is_file():
         raise ModelError(f"GGUF file {file} does not exist")
-    library: Any = importlib.import_module("gguf")
+    library = import_extra("gguf", needed_by=file.name, extra="gguf")
     try:
         reader = library.GGUFReader(file)
         architecture = str(reader.get_field("general.architecture").contents())

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from flower_privsyn import environment
-from flower_privsyn.errors import ConfigError, GenerationError, MissingExtraError
+from flower_privsyn.errors import ConfigError, GenerationError
 from flower_privsyn.generation import streams
 from flower_privsyn.generation.backends import (
     USUAL,
@@ -28,6 +28,7 @@ from flower_privsyn.generation.backends import (
     mended,
 )
 from flower_privsyn.models.adapters import adapter_digest
+from flower_privsyn.models.library import import_extra
 
 if TYPE_CHECKING:
     import openai
@@ -417,13 +418,9 @@ def _client(
     Raises:
         MissingExtraError: openai is not installed.
     """
-    try:
-        import openai
-    except ImportError as error:
-        raise MissingExtraError(
-            f"a generation server is reached through openai ({error}): "
-            "pip install 'flower-privsyn[server]'"
-        ) from error
+    import_extra("openai", needed_by="a generation server", extra="server")
+    import openai
+
     nothing: Any = openai.Omit()
     # Keys and names in the environment are for OpenAI's own server, and this may be another one.
     return openai.OpenAI(

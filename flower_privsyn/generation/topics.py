@@ -27,8 +27,9 @@ import numpy.typing as npt
 
 from flower_privsyn.checks import check_whole
 from flower_privsyn.data.chunking import Chunking
-from flower_privsyn.errors import ConfigError, MissingExtraError
+from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import expanded, replacing
+from flower_privsyn.models.library import import_extra
 from flower_privsyn.queries import nearest_candidates
 
 if TYPE_CHECKING:
@@ -278,13 +279,9 @@ def make_topics(
             has none; the counts do not ascend.
         MissingExtraError: scikit-learn is not installed.
     """
-    try:
-        from sklearn.cluster import KMeans
-        from sklearn.feature_extraction.text import CountVectorizer
-    except ImportError as error:
-        raise MissingExtraError(
-            "making topics needs scikit-learn: pip install 'flower-privsyn[evaluation]'"
-        ) from error
+    cluster = import_extra("sklearn.cluster", needed_by="make_topics", extra="evaluation")
+    from sklearn.feature_extraction.text import CountVectorizer
+
     if not counts or sorted(set(counts)) != list(counts) or counts[0] < 1:
         raise ConfigError(f"counts must ascend, and there must be one, got {list(counts)}")
     texts = _passages(documents, tokenizer=embedder.tokenizer, seed=seed, max_tokens=max_tokens)
@@ -307,7 +304,9 @@ def make_topics(
     belongs: IntArray = np.arange(len(texts))
     points, weights = vectors, None
     for count in reversed(counts):
-        found = KMeans(count, n_init=1, random_state=seed).fit(points, sample_weight=weights)
+        found = cluster.KMeans(count, n_init=1, random_state=seed).fit(
+            points, sample_weight=weights
+        )
         # Equal vectors may leave a cluster without any.
         belongs = np.unique(found.labels_, return_inverse=True)[1].astype(np.int64)[belongs]
         levels.insert(0, _named(vectors, belongs, words, names))

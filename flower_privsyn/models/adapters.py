@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import warnings
 from pathlib import Path
 from typing import Any
 
-from flower_privsyn.errors import MissingExtraError, ModelError
-from flower_privsyn.models.library import shorten
+from flower_privsyn.errors import ModelError
+from flower_privsyn.models.library import import_extra, shorten
 from flower_privsyn.models.pretrained import is_encoder_decoder
 
 
@@ -93,12 +92,7 @@ def with_adapters(model: Any, *, name: str, rank: int, alpha: int, seed: int) ->
 
 
 def _peft() -> Any:
-    try:
-        return importlib.import_module("peft")
-    except ImportError as error:
-        raise MissingExtraError(
-            f"LoRA adapters need PEFT ({shorten(error)}): pip install 'flower-privsyn[training]'"
-        ) from error
+    return import_extra("peft", needed_by="a LoRA adapter", extra="training")
 
 
 def adapter_digest(folder: Path) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flower_privsyn.errors import MissingExtraError, ModelError
-from flower_privsyn.models.library import quiet_transformers, shorten
+from flower_privsyn.errors import ModelError
+from flower_privsyn.models.library import import_extra, quiet_transformers, shorten
 
 
 def folder_in_cache(name: str) -> Path | None:
@@ -28,21 +28,17 @@ def download(name: str) -> str:
         ModelError: There is no such model, one may not have it, or the hub cannot be reached.
         MissingExtraError: huggingface_hub is not installed.
     """
-    try:
-        import huggingface_hub
-    except ImportError as error:
-        raise MissingExtraError(
-            f"model {name!r} of the hub needs huggingface_hub: pip install 'flower-privsyn[client]'"
-        ) from error
+    needed_by = f"model {name!r} of the hub"
+    hub = import_extra("huggingface_hub", needed_by=needed_by, extra="client")
     if (found := folder_in_cache(name)) is not None:
         return str(found)
     try:
         patterns = ["*.json", "*.safetensors", "*.txt", "*.model", "*.bin"]
-        files = huggingface_hub.HfApi().list_repo_files(name)
+        files = hub.HfApi().list_repo_files(name)
         if any(file.endswith(".safetensors") for file in files):
             patterns.remove("*.bin")
         with quiet_transformers():
-            return huggingface_hub.snapshot_download(name, allow_patterns=patterns)
+            return str(hub.snapshot_download(name, allow_patterns=patterns))
     except Exception as error:  # no such name, no permission, no network
         raise ModelError(
             f"model {name!r} is neither a bundled model nor a folder here nor in the cache of the "

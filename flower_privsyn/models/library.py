@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from flower_privsyn.errors import MissingExtraError
+
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
@@ -25,6 +27,26 @@ def quiet_transformers() -> Iterator[None]:
         transformers_logging.set_verbosity(level)
         if shown:
             transformers_logging.enable_progress_bar()
+
+
+def import_extra(module: str, *, needed_by: str, extra: str) -> Any:
+    """Import a library that comes with an extra of this package.
+
+    Args:
+        module: its name.
+        needed_by: what needs it, with which the sentence begins.
+        extra: that brings it.
+
+    Raises:
+        MissingExtraError: it is not installed, or cannot be loaded.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MissingExtraError(
+            f"{needed_by} needs {module.partition('.')[0]} ({shorten(error)}): "
+            f"pip install 'flower-privsyn[{extra}]'"
+        ) from error
 
 
 def save_model(model: Any, tokenizer: Any, folder: Path) -> None:

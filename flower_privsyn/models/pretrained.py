@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from flower_privsyn.checks import check_choice
-from flower_privsyn.errors import MissingExtraError, ModelError
+from flower_privsyn.errors import ModelError
 from flower_privsyn.models.hub import download
-from flower_privsyn.models.library import quiet_transformers, shorten
+from flower_privsyn.models.library import import_extra, quiet_transformers, shorten
 
 if TYPE_CHECKING:
     import torch
@@ -228,17 +227,9 @@ def model_folder(name: str | Path) -> str:
 def _folder_and_library(name: str | Path) -> tuple[str, Any]:
     """The folder of a model, downloaded if it is on the hub, and the module `transformers`."""
     # Names first: importing PyTorch takes seconds, and a wrong name needs none of it.
-    try:
-        resolved = model_folder(name)
-        importlib.import_module("torch")
-        return resolved, importlib.import_module("transformers")
-    except MissingExtraError:  # of a packaged model, which says what to install
-        raise
-    except ImportError as error:
-        raise MissingExtraError(
-            f"generating text needs PyTorch and Transformers ({shorten(error)}): "
-            "pip install 'flower-privsyn[server]'"
-        ) from error
+    resolved = model_folder(name)
+    import_extra("torch", needed_by="a language model", extra="server")
+    return resolved, import_extra("transformers", needed_by="a language model", extra="server")
 
 
 def accepted_arguments(model: Any) -> frozenset[str]:

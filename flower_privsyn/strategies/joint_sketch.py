@@ -19,7 +19,6 @@ Papers:
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, final
 
@@ -27,7 +26,7 @@ import numpy as np
 from annotated_types import Ge, Gt, Le
 
 from flower_privsyn.checks import OrZero, PositiveFloat
-from flower_privsyn.errors import ConfigError, MissingExtraError
+from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located
 from flower_privsyn.generation.generators import ExpandingSettings, load_generator, runs_elsewhere
 from flower_privsyn.generation.streams import derive_seed
@@ -251,6 +250,7 @@ class AskedOnce(Method):
 
     def _refuse_untrainable(self) -> None:
         """Refuse a generator that is to learn and cannot, before anybody is asked."""
+        from flower_privsyn.models.library import import_extra
         from flower_privsyn.models.pretrained import load_pretrained
 
         config = self.config
@@ -262,11 +262,7 @@ class AskedOnce(Method):
                 "address, a GGUF file or an object of one's own cannot be: a bundled name, a "
                 "folder or a hub name, or no generator-steps"
             )
-        if importlib.util.find_spec("peft") is None:
-            raise MissingExtraError(
-                f"generator-steps = {self._steps} trains adapters with PEFT, which is not "
-                "installed: pip install 'flower-privsyn[training]'; or generator-steps = 0"
-            )
+        import_extra("peft", needed_by=f"generator-steps = {self._steps}", extra="training")
         load_pretrained(located(config.generator), kind="causal", dtype="float32", device="cpu")
 
 
