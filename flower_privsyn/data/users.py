@@ -298,7 +298,7 @@ def _fields(row: Sequence[object], number: int) -> Sequence[object]:
     if isinstance(row, str | bytes | Mapping) or not 2 <= len(fields) <= 4:
         raise DataError(
             f"row {number} must be (user_id, text), (user_id, text, date) or (user_id, text, date, "
-            f"label), got {len(fields)} fields in a {type(row).__name__}."
+            f"label), got a {type(row).__name__} of {len(fields)}."
         )
     return fields
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
 from flower_privsyn.checks import PositiveInt, Settings
 from flower_privsyn.errors import ConfigError
 
+LocalPrecision = Literal["float32", "bfloat16"]
 #: A node makes adapters of the rank that a server names.
 LoraRank = Annotated[int, Ge(1), Le(1024)]
 
@@ -31,6 +32,10 @@ class TrainableModel(Settings):
     """For "lora": rank of the adapters."""
     lora_alpha: PositiveInt = 8
     """For "lora": their scale times their rank."""
+    precision: LocalPrecision = "float32"
+    """Precision: "bfloat16": activations and products of local training in bfloat16, twice as fast
+    on CPUs that have it; parameters and updates stay float32.
+    """
 
     def __post_init__(self) -> None:
         """Validate the parameters."""

@@ -117,7 +117,7 @@ class LocalModel:
     def fingerprint(self) -> str:
         """SHA-256 of all that an update depends on besides the trained parameters' values.
 
-        Architecture, tokenizer, the names and shapes of what is trained, and the values
+        Architecture, tokenizer, precision, the names and shapes of what is trained, and the values
         of what is not. No path and no name: the broadcast brings the rest. The architecture is
         taken as its file says it: what Transformers fills in differs between its releases.
         """
@@ -130,6 +130,7 @@ class LocalModel:
             "class": type(self._model).__name__,
             "config": settings,
             "trained": {name: list(shape) for name, shape in self.shapes.items()},
+            "precision": self.spec.precision,
             "lora": [self.spec.lora_rank, self.spec.lora_alpha]
             if self.spec.trainable == "lora"
             else None,
@@ -285,7 +286,7 @@ class LocalModel:
             torch.manual_seed(int(order.spawn(1)[0].integers(2**63)))
             self._train(usable, order, learning_rate, epochs, batch_size, max_steps)
         moved = np.empty(self.dimension, dtype=np.float32) if into is None else into
-        torch.from_numpy(moved).copy_(self._weights - self._start)
+        torch.from_numpy(moved).copy_(self._weights).sub_(self._start.cpu())
         return moved
 
     def loss(
@@ -393,7 +394,11 @@ class LocalModel:
             before = torch.cat([torch.full_like(tokens[:, :1], self._first), tokens[:, :-1]], dim=1)
             targets = tokens.masked_fill(predicted == 0, _IGNORED)
             inputs = {"input_ids": read, "attention_mask": mask, "decoder_input_ids": before}
-        logits = self._model(**inputs, use_cache=False).logits.flatten(0, 1)
+        with torch.autocast(
+            self._device.type, dtype=torch.bfloat16, enabled=self.spec.precision == "bfloat16"
+        ):
+            logits = self._model(**inputs, use_cache=False).logits.flatten(0, 1)
+        logits = logits.float()
         if self._bias:
             from flower_privsyn.models.biased import biased_logits
 

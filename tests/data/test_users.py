@@ -152,11 +152,11 @@ def test_rows_may_have_dates_and_labels() -> None:
 @pytest.mark.parametrize(
     ("row", "got"),
     [
-        (("a",), "got 1 fields"),
-        (("a", "my secret", None, None, 1), "got 5 fields"),
-        ("ab", "got a str"),
-        ({"client_id": "a", "text": "my secret"}, "got a dict"),
-        (None, "got a NoneType"),
+        (("a",), "got a tuple of 1"),
+        (("a", "my secret", None, None, 1), "got a tuple of 5"),
+        ("ab", "got a str of 2"),
+        ({"client_id": "a", "text": "my secret"}, "got a dict of 2"),
+        (None, "got a NoneType of 0"),
     ],
 )
 def test_rows_with_other_fields_are_refused_by_number(row: object, got: str) -> None:

@@ -66,7 +66,7 @@ class TestRequests:
         assert (got.query, got.data, got.release) == (sent.query, sent.data, sent.release)
 
     def test_preparation_arrives(self) -> None:
-        model = TrainableModel(name="m", trainable="a.*, b", lora_rank=2)
+        model = TrainableModel(name="m", trainable="a.*, b", precision="bfloat16")
         for data in (DATA, replace(DATA, trains=model)):
             assert wire.unpack_prepare(message(wire.pack_prepare(data), wire.PREPARE)) == (
                 data, Announcement(),

@@ -192,6 +192,16 @@ class TestUpdate:
         with pytest.raises(ValueError, match="must have shape"):
             model.start_from(public[:-1])
 
+    def test_bfloat16_is_close_to_float32(self, llama: Path, texts: list[str]) -> None:
+        updates = []
+        for precision in ("float32", "bfloat16"):
+            model = local(llama, precision=precision)
+            updates.append(model.update(model.encode(texts[:8]), **STEP))
+            assert updates[-1].dtype == np.float32
+        exact, rounded = (update.astype(np.float64) for update in updates)
+        cosine = exact @ rounded / np.linalg.norm(exact) / np.linalg.norm(rounded)
+        assert 0.99 < cosine < 1 - 1e-7
+
     def test_samples_begin_with_the_first_token_and_fit_the_model(self, llama: Path) -> None:
         model = local(llama)
         begin = model.tokenizer.bos_token_id
@@ -332,9 +342,10 @@ class TestFingerprint:
             lora.fingerprint,
             local(llama, trainable="lora", lora_alpha=16).fingerprint,
             local(llama, trainable="lm_head.*,model.layers.*").fingerprint,
+            local(llama, precision="bfloat16").fingerprint,
             local(gpt2).fingerprint,
         }
-        assert len(different) == 5
+        assert len(different) == 6
 
     def test_a_changed_tokenizer_shows(self, llama: Path, tmp_path: Path) -> None:
         changed = tmp_path / "changed"
@@ -362,7 +373,7 @@ class TestSaving:
         samples = model.encode(texts[:6])
         public = loss(model)
         noise = np.random.default_rng(0).standard_normal(model.dimension)
-        scale = 1.0 if trainable == "lora" else 0.2
+        scale = 2.0 if trainable == "lora" else 0.2
         trained = (model.parameters + scale * noise).astype(np.float32)
         model.start_from(trained)
         expected = loss(model)
