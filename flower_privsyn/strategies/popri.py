@@ -19,7 +19,6 @@ Algorithm 1 of POPri, step by step:
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import shutil
 from collections.abc import Callable, Sequence
@@ -31,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flower_privsyn.checks import IN_PYTHON
-from flower_privsyn.errors import ConfigError, MissingExtraError
+from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located, read_json, write_json
 from flower_privsyn.generation.generators import ExpandingSettings
 from flower_privsyn.generation.openai_backend import is_address
@@ -222,12 +221,6 @@ class PreferencesByScores(Method):
         config, self.place = self.config, place
         self._responses = None  # of an earlier start, before other models take memory
         if self._trainer is None:
-            missing = [name for name in ("trl", "peft") if not importlib.util.find_spec(name)]
-            if missing:
-                raise MissingExtraError(
-                    f"preference training needs {' and '.join(missing)}: "
-                    "pip install 'flower-privsyn[training]'"
-                )
             resolve_model(located(config.model_to_train))
         self._embedder = embedder_of(config, self._embedder)
         self._responses = Responses.load(

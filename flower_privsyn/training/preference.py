@@ -12,7 +12,6 @@ Papers:
 from __future__ import annotations
 
 import contextlib
-import importlib
 import logging
 import shutil
 import time
@@ -32,7 +31,7 @@ from flower_privsyn.data.data_sets import quiet
 from flower_privsyn.errors import ConfigError, ModelError, TrainingError
 from flower_privsyn.files import expanded
 from flower_privsyn.models.adapters import adapter_digest, with_adapters
-from flower_privsyn.models.library import quiet_transformers, shorten
+from flower_privsyn.models.library import import_extra, quiet_transformers, shorten
 from flower_privsyn.models.pretrained import choose_device, context_of, load_pretrained
 from flower_privsyn.training import storage
 from flower_privsyn.training.common import check_weights, disable_dropout, own_random_state
@@ -42,8 +41,8 @@ from flower_privsyn.training.preference_settings import (
     TrainingReport,
 )
 
-transformers: Any = importlib.import_module("transformers")
-trl: Any = importlib.import_module("trl")
+trl = import_extra("trl", needed_by="preference training", extra="training")
+transformers = import_extra("transformers", needed_by="preference training", extra="training")
 
 #: Seconds between checkpoints. What is lost in a crash is at most this; writing one takes far less.
 CHECKPOINT_SECONDS = 30.0
