@@ -41,8 +41,8 @@ from flower_privsyn.training.preference_settings import (
     TrainingReport,
 )
 
-trl = import_extra("trl", needed_by="preference training", extra="training")
-transformers = import_extra("transformers", needed_by="preference training", extra="training")
+trl: Any = import_extra("trl", needed_by="preference training", extra="training")
+transformers: Any = import_extra("transformers", needed_by="preference training", extra="training")
 
 #: Seconds between checkpoints. What is lost in a crash is at most this; writing one takes far less.
 CHECKPOINT_SECONDS = 30.0
