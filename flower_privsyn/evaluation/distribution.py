@@ -14,15 +14,15 @@ Papers:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from scipy.special import rel_entr
 
-from flower_privsyn.errors import ConfigError, MissingExtraError
+from flower_privsyn.errors import ConfigError
 from flower_privsyn.evaluation.result import NotPrivate
+from flower_privsyn.models.library import import_extra
 
 Matrix = npt.NDArray[Any]
 Float64Array = npt.NDArray[np.float64]
@@ -189,12 +189,7 @@ def library(module: str) -> Any:
     Raises:
         MissingExtraError: It is not installed.
     """
-    try:
-        return import_module(module)
-    except ImportError as error:
-        raise MissingExtraError(
-            "comparing texts needs scikit-learn: pip install 'flower-privsyn[evaluation]'"
-        ) from error
+    return import_extra(module, needed_by="comparing texts", extra="evaluation")
 
 
 # ---------------------------------------------------------------------- parts

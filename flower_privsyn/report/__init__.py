@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from flower_privsyn.errors import MissingExtraError, RunDirectoryError
+from flower_privsyn.errors import RunDirectoryError
 from flower_privsyn.files import replacing
+from flower_privsyn.models.library import import_extra
 from flower_privsyn.report import numbers
 from flower_privsyn.report.run import filled as of_run
 from flower_privsyn.report.summary import RunSummary
@@ -60,13 +61,10 @@ def write_run_page(
 
 def run_page(run: RunDirectory, quality: Sequence[tuple[str, str]] = ()) -> str:
     """The page of a run as text; see `write_run_page`."""
-    try:
-        import matplotlib  # noqa: F401 - draws the picture
-        from jinja2 import Environment, PackageLoader, StrictUndefined
-    except ImportError as error:
-        raise MissingExtraError(
-            "A report needs Jinja2 and matplotlib: pip install 'flower-privsyn[evaluation]'"
-        ) from error
+    for module in ("jinja2", "matplotlib"):
+        import_extra(module, needed_by="A report", extra="evaluation")
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
     environment = Environment(
         loader=PackageLoader(__name__),
         autoescape=True,

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from flower_privsyn.errors import MissingExtraError
 from flower_privsyn.files import read_json, read_json_lines
+from flower_privsyn.models.library import import_extra
 from flower_privsyn.privacy import Sampling
 from flower_privsyn.privacy.ledger import open_rounds, stated_costs
 from flower_privsyn.report.sketch_file import SELECTED, SKETCH_FILE, read_sketch
@@ -274,14 +274,8 @@ def _table(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     Raises:
         MissingExtraError: pandas is not installed.
     """
-    try:
-        import pandas as pd
-    except ImportError as error:
-        raise MissingExtraError(
-            "the tables of a run need pandas, which comes with "
-            "pip install 'flower-privsyn[client]' and by itself with pip install pandas"
-        ) from error
-    return pd.DataFrame([dict(row) for row in rows])
+    pandas = import_extra("pandas", needed_by="a table of a run", extra="client")
+    return pandas.DataFrame([dict(row) for row in rows])
 
 
 def _texts_are(count: int, chosen: int) -> str:
