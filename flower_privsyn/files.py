@@ -12,7 +12,6 @@ import errno
 import glob
 import hashlib
 import json
-import math
 import os
 import re
 import shlex
@@ -228,8 +227,8 @@ def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
                 return
             try:
                 record = json.loads(line)
-            except ValueError as error:
-                raise RunDirectoryError(f"{path} line {number} is not JSON.") from error
+            except ValueError:
+                record = None
             if not isinstance(record, dict):
                 raise RunDirectoryError(f"{path} line {number} is not a JSON object.")
             yield record
@@ -298,21 +297,19 @@ def quoted(path: Path) -> str:
 
 
 def plain(value: Any) -> Any:
-    """The value in types JSON knows: arrays as lists, paths as text, NaN and infinity as null."""
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, int):
-        return int(value)
-    if isinstance(value, str):
-        return str.__str__(value)  # a member of a text enumeration is stored as its text
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(item) for item in value]
+    """The value in types JSON knows: arrays as lists, paths as text, NaN and infinity as null.
+
+    Raises:
+        TypeError: there is a value of another type.
+    """
+    return json.loads(json.dumps(value, default=_known), parse_constant=lambda _name: None)
+
+
+def _known(value: Any) -> Any:
+    if hasattr(value, "tolist"):  # numpy arrays and scalars, without importing numpy
+        return value.tolist()
     if isinstance(value, Path):
         return str(value)
-    if hasattr(value, "tolist"):  # numpy arrays and scalars, without importing numpy
-        return plain(value.tolist())
+    if isinstance(value, Mapping):
+        return dict(value)
     raise TypeError(f"A value of type {type(value).__name__} cannot be stored as JSON.")
