@@ -148,7 +148,8 @@ class Described:
         """Rebuild a value from `to_dict`; other keys are left alone.
 
         Raises:
-            ConfigError: the name is unknown, or a value is missing or out of range.
+            ConfigError: the name is unknown, or a value is out of range.
+            KeyError: a value is missing.
         """
         kind = f"{cls.__name__.lower()} {cls.told_by}"
         name = description.get(cls.told_by)
@@ -157,8 +158,6 @@ class Described:
             raise wrong_value(kind, _one_of(cls._known), name)
         values: dict[str, Any] = {}
         for key in _arguments(known):
-            if key not in description:
-                raise ConfigError(f"{kind} {name} lacks {key!r}.")
             value = description[key]
             values[key] = tuple(value) if isinstance(value, list) else value
         found: Self = known(**values)
@@ -357,19 +356,16 @@ class Settings:
         for name, hint in _own_fields(cls).items():
             default = cls.__dict__.get(name, MISSING)
             if isinstance(default, dataclasses.Field):
-                default = _default_of(default)
+                made = default.default_factory
+                default = default.default if made is MISSING else made()
             declared[name] = _declaration(cls, name, hint, default, declared.get(name))
         cls.declared = MappingProxyType(declared)
 
     def __post_init__(self) -> None:
         """Refuse what is not declared, and hold each value as its field declares it."""
         for name, declaration in type(self).declared.items():
-            if not declaration.allowed:
-                continue
-            value = getattr(self, name)
-            found = declaration.check(self._called(name), value)
-            if found is not value:
-                object.__setattr__(self, name, found)
+            found = declaration.check(self._called(name), getattr(self, name))
+            object.__setattr__(self, name, found)
 
     def _called(self, name: str) -> str:
         """What a sentence calls a field: the key of a run configuration."""
@@ -378,9 +374,7 @@ class Settings:
 
 def _own_fields(cls: type) -> dict[str, Any]:
     """The annotations of a class itself that are fields, evaluated where the class was written."""
-    written = inspect.get_annotations(cls)
-    own = type(cls.__name__, (), {"__annotations__": written, "__module__": cls.__module__})
-    hints = typing.get_type_hints(own, include_extras=True)
+    hints: dict[str, Any] = inspect.get_annotations(cls, eval_str=True)
     return {
         name: hint
         for name, hint in hints.items()
@@ -388,18 +382,10 @@ def _own_fields(cls: type) -> dict[str, Any]:
     }
 
 
-def _default_of(field: dataclasses.Field[Any]) -> Any:
-    return field.default if field.default_factory is MISSING else field.default_factory()
-
-
 @cache
 def _attribute_docstrings(cls: type) -> dict[str, str]:
-    """The strings below the annotations of a class, read from its source where there is one."""
-    try:
-        source = textwrap.dedent(inspect.getsource(cls))
-    except (OSError, TypeError):
-        return {}
-    (written,) = ast.parse(source).body
+    """The strings below the annotations of a class, read from its source."""
+    (written,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
     assert isinstance(written, ast.ClassDef)
     return {
         field.target.id: " ".join(text.value.value.split())

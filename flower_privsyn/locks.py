@@ -16,8 +16,9 @@ from flower_privsyn.files import refuses_files
 
 _LOCK_POLL_SECONDS = 0.2
 
-
-_DEAD_HOLDER_SECONDS = 10.0
+#: For how long another process is waited for. The kernel releases a lock when the last thread or
+#: half-made child of its holder is gone, moments after that one is seen to be dead.
+_PATIENCE_SECONDS = 10.0
 
 
 def started_at(pid: int) -> str:
@@ -46,15 +47,12 @@ def is_alive(pid: int, since: str) -> bool:
     return alive and since == started_at(pid)
 
 
-def lock_file(path: Path, *, what: str, wait_seconds: float = 0.0) -> IO[str]:
-    """Lock a file for this process.
+def lock_file(path: Path, *, what: str) -> IO[str]:
+    """Lock a file for this process; another one has ten seconds to let go.
 
     Args:
         path: The lock file; created where it does not exist.
         what: What is being locked, for the error message.
-        wait_seconds: How long to wait for another process to let go, >= 0. A holder that is
-            dead is waited for in any case: the kernel releases the lock when the last thread or
-            half-made child of it is gone, moments after the process itself is seen to be dead.
 
     Returns:
         The open file. Closing it, or the end of the process, releases the lock.
@@ -72,11 +70,9 @@ def lock_file(path: Path, *, what: str, wait_seconds: float = 0.0) -> IO[str]:
         # flock, not lockf: a POSIX record lock is lost when any descriptor of the file is closed in
         # this process, which reading the holder would do.
         while not _flocked(file):
-            holder = read_holder(path)
-            dead = holder is not None and not is_alive(*holder)
-            waits = max(wait_seconds, _DEAD_HOLDER_SECONDS) if dead else wait_seconds
-            if time.monotonic() >= begun + waits:
+            if time.monotonic() >= begun + _PATIENCE_SECONDS:
                 file.close()
+                holder = read_holder(path)
                 who = f"process {holder[0]}" if holder else "another process"
                 raise RunDirectoryError(
                     f"{what[:1].upper()}{what[1:]} is in use by {who}; "

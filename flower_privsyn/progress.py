@@ -54,10 +54,6 @@ class Stage:
         self.total = total
         self.update(done - self.done)
 
-    def end(self) -> None:
-        """Say that the stage has ended."""
-        self.seconds = files.seconds() - self.begun
-
     def __str__(self) -> str:
         """One line: its name, how far it is and how long it took."""
         words = [self.name]
@@ -113,7 +109,7 @@ class Progress:
             raise
         finally:
             with self._lock:
-                stage.end()
+                stage.seconds = files.seconds() - stage.begun
                 self.note(str(stage))
                 if self._ended is not None:
                     self._ended(stage)

@@ -283,21 +283,6 @@ class NodeAccount:
                 f"{run_name(old.server, old.run)}; every round needs one of its own."
             )
 
-    def replay(self, path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Take over the lines of a ledger after its first."""
-        for number, line in enumerate(lines, start=2):
-            try:
-                if line["event"] == "charged":
-                    charge = Charge.from_line(line, self._streams)
-                    self.charges.append(charge)
-                    correlation = charge.spec.correlation
-                    if correlation is not None:
-                        self._streams.setdefault(correlation.stream, correlation)
-                else:
-                    raise damaged(path, number, f"unknown event {line['event']!r}")
-            except (KeyError, TypeError, ValueError) as error:
-                raise damaged(path, number, "a field is missing or out of range") from error
-
 
 class NodeLedger:
     """The account of one data set on the node's disk, shared by all processes of the machine.
@@ -391,7 +376,16 @@ class NodeLedger:
                 f'{self.path} is the ledger of data set "{found}", not of "{self._dataset}".'
             )
         account = NodeAccount(self._dataset)
-        account.replay(self.path, lines[1:])
+        for number, line in enumerate(lines[1:], start=2):
+            try:
+                if line["event"] != "charged":
+                    raise damaged(self.path, number, f"unknown event {line['event']!r}")
+                charge = Charge.from_line(line, account._streams)
+            except (KeyError, TypeError, ValueError) as error:
+                raise damaged(self.path, number, "a field is missing or out of range") from error
+            account.charges.append(charge)
+            if (correlation := charge.spec.correlation) is not None:
+                account._streams.setdefault(correlation.stream, correlation)
         return account
 
 
@@ -443,16 +437,13 @@ def describe(account: NodeAccount, policy: NodePolicy) -> dict[str, Any]:
                 "epsilon_alone": _finite(alone.epsilon(policy)),
             }
         )
-    left = policy.max_epsilon
-    if math.isfinite(left):
-        left = max(0.0, left - epsilon)
     return {
         "dataset": account.dataset,
         "delta": policy.delta,
         "relation": policy.relation.value,
         "epsilon": _finite(epsilon),
         "limit": _finite(policy.max_epsilon),
-        "left": _finite(left),
+        "left": _finite(max(policy.max_epsilon - epsilon, 0.0)),
         "runs": runs,
     }
 

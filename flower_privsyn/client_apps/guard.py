@@ -231,11 +231,10 @@ class NodeGuard:
             releases[release] += asked.count
         cost = account.epsilon(policy, releases)
         if not within(cost, policy):
-            rounds = "1 round" if plan.num_rounds == 1 else f"{plan.num_rounds} rounds"
-            name = run_name(self.server, run)
             raise account.refusal(
                 policy,
-                f"R{name[1:]} plans {rounds} at noise multiplier {plan.noise_multiplier:g}, which",
+                f"The plan of {run_name(self.server, run)}, num-rounds = {plan.num_rounds} and "
+                f"noise multiplier {plan.noise_multiplier:g},",
                 cost,
             )
 

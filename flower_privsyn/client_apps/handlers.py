@@ -39,7 +39,7 @@ from flower_privsyn.client_apps.node_users import (
     users_of_node,
 )
 from flower_privsyn.client_apps.records import Records
-from flower_privsyn.client_apps.secure import SecureRounds
+from flower_privsyn.client_apps.secure import SecureRounds, own_key
 from flower_privsyn.environment import CPU_TIME
 from flower_privsyn.errors import (
     ConfigError,
@@ -393,7 +393,7 @@ class _Node:
         guard.check_classes(data.classes)
         guard.check_plan(plan, context.run_id, max_nodes_per_user=data.max_nodes_per_user)
         if plan.secure:
-            self.secure.check_ready(context, guard)
+            own_key(context, guard)  # or it would take no part in the rounds
         prepared = self.users.prepared(data, context, guard, begins=True)
         entry = wire.RosterEntry(
             num_users=len(prepared.user_ids),

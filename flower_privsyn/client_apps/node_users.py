@@ -42,6 +42,7 @@ from flower_privsyn.errors import (
 from flower_privsyn.files import default_cache_directory, located, own_folder
 from flower_privsyn.messages import wire
 from flower_privsyn.models.trainable import TrainableModel
+from flower_privsyn.queries import Cohort
 from flower_privsyn.run_config import unfolded
 
 logger = logging.getLogger("flower_privsyn.client")
@@ -225,6 +226,13 @@ class Prepared:
     fingerprint: str
     dimension: int
 
+    @classmethod
+    def stored(cls, stored: StoredRecords) -> Prepared:
+        """Those on the disk; neither text nor model is read."""
+        cohort = Cohort(stored.records, stored.owners, len(stored.user_ids), stored.labels)
+        records, dimension = FixedRecords(cohort), stored.records.shape[1]
+        return cls(records, stored.user_ids, stored.fingerprint, dimension)
+
 
 class NodeUsers:
     """Reads the users of the nodes that one process answers for, and keeps their records.
@@ -362,13 +370,7 @@ class NodeUsers:
             store = self._store if name else None
             stored = None if store is None else store.find(name)
             if stored is not None:
-                # Neither text nor model has been read.
-                return Prepared(
-                    records=FixedRecords.stored(stored),
-                    user_ids=stored.user_ids,
-                    fingerprint=stored.fingerprint,
-                    dimension=stored.records.shape[1],
-                )
+                return Prepared.stored(stored)
             source = self._source(request, guard)
             chunking = request.chunking
             users = chunking.asked(self._users(context, chunking))
@@ -389,7 +391,7 @@ class NodeUsers:
                 fingerprint=source.fingerprint,
             )
             try:
-                records = FixedRecords.stored(store.put(name, made))
+                return Prepared.stored(store.put(name, made))
             except DataError as error:
                 logger.warning("%s They stay in the memory of this process.", error)
         return Prepared(

@@ -19,11 +19,7 @@ from flower_privsyn.data import Samples
 from flower_privsyn.data.chunking import token_ids
 from flower_privsyn.embedding import Embedder
 from flower_privsyn.embedding.batch_invariance import require_batch_invariance
-from flower_privsyn.embedding.records import (
-    RecordStore,
-    StoredRecords,
-    embed_texts,
-)
+from flower_privsyn.embedding.records import RecordStore, embed_texts
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy import skipping
 from flower_privsyn.queries import Cohort
@@ -119,12 +115,6 @@ class FixedRecords:
         parts = self.cohort.blocks(_PART_USERS)
         for start, part in zip(itertools.count(step=_PART_USERS), parts, strict=False):
             yield part.select(chosen[start : start + _PART_USERS])
-
-    @classmethod
-    def stored(cls, stored: StoredRecords) -> FixedRecords:
-        """From the disk."""
-        cohort = Cohort(stored.records, stored.owners, len(stored.user_ids), stored.labels)
-        return cls(cohort)
 
 
 class EmbeddingSource:

@@ -294,19 +294,10 @@ class SecureRounds:
         self._read = read
         self._answer = answer
 
-    def check_ready(self, context: Context, guard: NodeGuard) -> None:
-        """Refuse a run whose rounds this node would take no part in.
-
-        Raises:
-            NotAllowedError: the node has no key, or its owner lists none, or others than the owner
-                could change what it keeps of a round.
-        """
-        _own_key(context, guard)
-
     def show_keys(self, message: Message, context: Context) -> Message:
         """Fresh keys for a round, signed."""
         store, session = _store(context), _session(message, context)
-        own = _own_key(context, guard_of(context))
+        own = own_key(context, guard_of(context))
         state, card = advertise(session, context.node_id, own)
         with store.locked():
             store.begin(state)
@@ -404,11 +395,12 @@ def _session(message: Message, context: Context) -> Session:
     return Session(run=context.run_id, round_number=secure_wire.round_of(message))
 
 
-def _own_key(context: Context, guard: NodeGuard) -> NodeKey:
+def own_key(context: Context, guard: NodeGuard) -> NodeKey:
     """The key of a node whose owner lists it, and lets nobody at what it keeps.
 
     Raises:
-        NotAllowedError: there is none, or the owner does not.
+        NotAllowedError: the node has no key, or its owner lists none, or others than the owner
+            could change what it keeps of a round.
     """
     own = _key(context)
     guard.allowed_nodes(own)

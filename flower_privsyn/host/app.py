@@ -163,9 +163,8 @@ def _parse(app: App, key: str, text: str) -> ConfigValue:
     except tomllib.TOMLDecodeError:
         return text
     # `--set name=2024` means the text 2024 where the app declares a text.
-    if isinstance(app.defaults.get(key), str) and not isinstance(value, str):
-        return text
-    return value if isinstance(value, bool | int | float | str) else text
+    kind = str if isinstance(app.defaults.get(key), str) else bool | int | float | str
+    return value if isinstance(value, kind) else text
 
 
 def check_taken(app: App, key: str, *, source: str = "") -> None:

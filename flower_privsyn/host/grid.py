@@ -11,7 +11,6 @@ import multiprocessing
 import os
 import queue
 import threading
-import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
@@ -24,11 +23,10 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from flower_privsyn.client_apps.guard import simulated
+from flower_privsyn.messages.window import WindowedGrid
 
 #: Flower's codes for a ClientApp that cannot be loaded, that raised, and whose process ended.
 _NOT_LOADED, _RAISED, _CRASHED = 1, 2, 8
-
-_POLL_SECONDS = 0.02
 
 Loaded = TypeVar("Loaded", ClientApp, ServerApp)
 
@@ -102,16 +100,7 @@ class GridWithoutLink(Grid):
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
         """Send messages and return the replies that come within `timeout` seconds, None for all."""
-        waiting = [name for name in self.push_messages(messages) if name]
-        deadline = None if timeout is None else time.monotonic() + timeout
-        replies: list[Message] = []
-        while waiting and (deadline is None or time.monotonic() < deadline):
-            arrived = list(self.pull_messages(waiting))
-            done = {reply.metadata.reply_to_message_id for reply in arrived}
-            waiting = [name for name in waiting if name not in done]
-            replies += arrived
-            time.sleep(0.0 if arrived else _POLL_SECONDS)
-        return replies
+        return list(WindowedGrid(self).send_and_receive(messages, timeout=timeout))
 
     def set_run(self, run: Any) -> None:
         """Accept any run."""

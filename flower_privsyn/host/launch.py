@@ -46,13 +46,6 @@ Say = Callable[[str], object]
 """Told what is being done, a line at a time."""
 
 
-def _nobody(_line: str) -> None:
-    """Told nothing further."""
-
-
-_RESUME_WAIT_SECONDS = 10.0
-
-
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """How a run ended.
@@ -75,7 +68,7 @@ def run_app(
     values: Mapping[str, ConfigValue],
     *,
     ray: bool = False,
-    say: Say = _nobody,
+    say: Say = lambda _line: None,
 ) -> Outcome:
     """Run an app in a new run directory and wait for its end.
 
@@ -146,7 +139,7 @@ def resume_run(
     app: App | None = None,
     values: Mapping[str, ConfigValue] | None = None,
     settings: Sequence[str] = (),
-    say: Say = _nobody,
+    say: Say = lambda _line: None,
 ) -> Outcome:
     """Continue a run that was interrupted or failed, with the settings it was started with.
 
@@ -223,11 +216,10 @@ def _launch(
             "--ray needs ray; install it with pip install 'flower-privsyn[quickstart]'."
         )
     owner = OwnerFolder(run_path)
-    wait = _RESUME_WAIT_SECONDS if resume else 0.0
     try:
         run_path.mkdir(parents=True, exist_ok=True)
         owner.make()
-        with supervisor_lock(run_path, wait_seconds=wait):
+        with supervisor_lock(run_path):
             try:
                 run = RunDirectory(run_path)
                 before, kept = dict(run.state), launch
@@ -398,6 +390,6 @@ def _judge(
         if ended["status"] < 0:
             sentence = "The ServerApp was killed."
     if finished:
+        unexpected = True
         sentence = f"The run has finished, and its app has not: {sentence}"
-        return Outcome(path=run_path, error=sentence, unexpected=True)
     return Outcome(path=run_path, error=sentence, unexpected=unexpected)

@@ -316,13 +316,7 @@ def data_request(record: Mapping[str, Any], header: type[Announcement | Ask]) ->
     known = {item.name.replace("_", "-") for kind in (DataRequest, header) for item in fields(kind)}
     if record.keys() - known - {"protocol"}:
         raise WireError("the request holds what this client does not know")
-    data = read(DataRequest, record)
-    if data.conditioned and data.trains is None:
-        raise WireError("the request does not say what conditions are for")
-    embeds = data.conditioned or (data.trains is None and data.reads != "text")
-    if embeds and not data.embedding_model:
-        raise WireError("the request names no embedding model")
-    return data
+    return read(DataRequest, record)
 
 
 def refuse_uncarried(query: Query) -> None:

@@ -59,8 +59,8 @@ def calibrated(plan: Plan, *, epsilon: float | None, ledger: PrivacyLedger | Non
                 )
             )
         else:
-            correlation = Correlation.create(
-                phase.factorisation,
+            correlation = Correlation(
+                factorisation=phase.factorisation,
                 min_separation=phase.sampling.min_separation,
                 first_round=first,
             )

@@ -13,7 +13,7 @@ import re
 import secrets
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -56,8 +56,8 @@ class Correlation:
     Args:
         factorisation: How the noise is correlated.
         min_separation: Smallest difference of two rounds of one user, at least 1.
-        stream: 32 hexadecimal digits, the name of the one stream that makes this noise; see
-            `create`.
+        stream: 32 hexadecimal digits, the name of the one stream that makes this noise; by default
+            a new one.
         first_round: The number of the first round, at least 0.
 
     Raises:
@@ -65,8 +65,8 @@ class Correlation:
     """
 
     factorisation: Factorisation
-    min_separation: int
-    stream: str
+    min_separation: int = 1
+    stream: str = field(default_factory=lambda: secrets.token_hex(16))
     first_round: int = 1
 
     def __post_init__(self) -> None:
@@ -74,24 +74,6 @@ class Correlation:
             raise ConfigError(f"stream must be 32 hexadecimal digits, got {self.stream!r}.")
         check_whole("first_round", self.first_round, ge=0)
         self.factorisation.check(self.min_separation)
-
-    @classmethod
-    def create(
-        cls, factorisation: Factorisation, *, min_separation: int = 1, first_round: int = 1
-    ) -> Correlation:
-        """Return a correlation for a new stream.
-
-        Args:
-            factorisation: How the noise is correlated.
-            min_separation: Smallest difference of two rounds of one user, at least 1.
-            first_round: The number of the first round.
-        """
-        return cls(
-            factorisation=factorisation,
-            min_separation=min_separation,
-            stream=secrets.token_hex(16),
-            first_round=first_round,
-        )
 
     @property
     def last_round(self) -> int:
@@ -184,16 +166,13 @@ class CorrelatedNoise:
     Args:
         correlation: The rounds and their correlation.
         random: The source of the innovations.
-        path: Where the memory is kept; continued when it exists. None keeps it in this process
-            only, for simulations that are not resumed.
+        path: Where the memory is kept; continued when it exists.
 
     Raises:
         ConfigError: The file belongs to another stream or cannot be read.
     """
 
-    def __init__(
-        self, correlation: Correlation, *, random: RandomSource, path: Path | None = None
-    ) -> None:
+    def __init__(self, correlation: Correlation, *, random: RandomSource, path: Path) -> None:
         self._correlation = correlation
         self._random = random
         self._path = path
@@ -201,7 +180,7 @@ class CorrelatedNoise:
         self._step = 0
         self._size: int | None = None
         self._prepared: NDArray[np.float64] | None = None
-        if path is not None and path.exists():
+        if path.exists():
             self._load(path)
 
     @property
@@ -300,8 +279,6 @@ class CorrelatedNoise:
         return self._random.rounded_normal(_INNOVATION_STEPS, size) / _INNOVATION_STEPS
 
     def _save(self) -> None:
-        if self._path is None:
-            return
         finished = self._step == self._correlation.factorisation.rounds
         memory: dict[str, Any] = {}
         if not finished:

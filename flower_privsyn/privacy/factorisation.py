@@ -350,8 +350,6 @@ class _BufferRecurrence(Recurrence):
 
     def next(self, draw: Draw) -> Vector:
         noise = draw()
-        if not len(self._scales):
-            return noise
         if not self.memory["sums"].size:
             self.memory["sums"] = np.zeros((len(self._scales), len(noise)))
         sums = self.memory["sums"]
@@ -426,15 +424,10 @@ def _buffer_series(rounds: int, scales: Vector, decays: Vector) -> Vector:
 
 def _inverse_of_buffers(scales: Vector, decays: Vector) -> tuple[Vector, Vector]:
     """Return the polynomials (above, below) of 1 / c, for c the series of the buffers."""
-    above = np.ones(1)
-    for decay in decays:
-        above = np.convolve(above, [1.0, -decay])
+    above = np.atleast_1d(np.poly(decays))  # the polynomial with these roots
     below = above.copy()
     for index, scale in enumerate(scales):
-        others = np.ones(1)
-        for decay in np.delete(decays, index):
-            others = np.convolve(others, [1.0, -decay])
-        below[1:] += scale * others
+        below[1:] += scale * np.poly(np.delete(decays, index))
     return above, below
 
 
@@ -490,18 +483,16 @@ def _best_of(
 
     if not buffers:
         return _buffer_loss(np.zeros(0), np.zeros(0), workload, min_separation), (), ()
-    best: tuple[float, Vector] | None = None
+    ends: list[tuple[Vector, float]] = []
     rounds = len(workload)
     for longest in (rounds, max(2.0, math.sqrt(rounds)), 4.0):
         # Decays over spans between two rounds and the longest, evenly in logarithms.
         spans = np.geomspace(longest, 2.0, buffers) if buffers > 1 else np.array([longest])
         decays = 1.0 - 1.0 / np.maximum(spans, 1.5)
         start = np.concatenate((np.log(decays / (1.0 - decays)), np.zeros(buffers), [0.0]))
-        found, value = _minimise(loss, start)
-        if best is None or value < best[0]:
-            best = value, found
+        ends.append(_minimise(loss, start))
     # Where a search ends depends on the last bits of a processor, which the loss does not feel.
-    ended = np.zeros(0) if best is None else best[1]
+    ended, _ = min(ends, key=lambda end: end[1])
     rounded: Vector = np.maximum(ended, _LEAST_LOGIT).round(3)
     scales, decays = _buffers_from(rounded)
     order = np.argsort(-decays)

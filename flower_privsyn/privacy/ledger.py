@@ -96,11 +96,6 @@ class LedgerFile:
         self.digests.append(hashlib.sha256(raw).hexdigest())
         self._size += len(raw) + 1
 
-    @property
-    def digest(self) -> str:
-        """The SHA-256 of the last line, 64 hexadecimal digits; there is one in a ledger."""
-        return self.digests[-1]
-
     @classmethod
     def create(cls, path: Path, header: Mapping[str, Any]) -> LedgerFile:
         """Start a file with its first line; the folder must exist.
@@ -254,21 +249,6 @@ def refuse_cut(path: Path, digests: Collection[str], stated: Mapping[str, str]) 
                 "removed, cut or replaced, what it says of the privacy spent is too little, and "
                 "the run is refused."
             )
-
-
-def open_rounds(lines: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Rounds that were started and neither charged nor discarded: charged when a run goes on.
-
-    Args:
-        lines: of a ledger.
-    """
-    left: dict[int, None] = {}
-    for line in lines:
-        if line.get("event") == "started":
-            left[line["round"]] = None
-        elif line.get("event") in ("release", "discarded"):
-            left.pop(line["round"], None)
-    return list(left)
 
 
 def stated_costs(lines: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -634,7 +614,7 @@ class PrivacyLedger(AbstractContextManager["PrivacyLedger"]):
     @property
     def digest(self) -> str:
         """The SHA-256 of the last line, 64 hexadecimal digits, for files that are written next."""
-        return self._file.digest
+        return self._file.digests[-1]
 
     @property
     def epsilon_release(self) -> float | None:
@@ -686,6 +666,18 @@ class PrivacyLedger(AbstractContextManager["PrivacyLedger"]):
         return max((0, *self.rounds_charged, *self.rounds_started))
 
     @property
+    def rounds_over(self) -> int:
+        """Rounds that no node will be asked again.
+
+        Those that were charged, or begun and are about to be; and where the noise of rounds is
+        correlated, whatever was begun of them: the second answer of a user would be one more than
+        the sensitivity allows for. Others that were discarded after the last of these are asked
+        again.
+        """
+        correlated = (max(stream.started) for stream in self._streams.values())
+        return max((self.rounds_behind, *correlated))
+
+    @property
     def correlations(self) -> dict[Correlation, float]:
         """The correlations of the rounds so far, each with the noise multiplier of its rounds.
 
@@ -696,14 +688,6 @@ class PrivacyLedger(AbstractContextManager["PrivacyLedger"]):
             for stream in self._streams.values()
             if stream.first.correlation is not None
         }
-
-    def last_started(self, correlation: Correlation) -> int | None:
-        """Return the last of correlated rounds that was started, whatever became of it, or None.
-
-        None of the rounds up to it can be started any more.
-        """
-        stream = self._streams.get(correlation.stream)
-        return None if stream is None else max(stream.started)
 
     def last_released(self, correlation: Correlation) -> int | None:
         """Return the last of correlated rounds that was charged and not interrupted, or None.

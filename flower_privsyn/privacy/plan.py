@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import ClassVar, Protocol
 
 from flower_privsyn.checks import check_number, check_whole
@@ -78,25 +77,11 @@ class Phase:
             )
 
     @property
-    def makes_up(self) -> bool:
-        """Whether a round that nobody answered may be asked again.
-
-        Not where the noise is correlated: the second turn of a user would be one more than is
-        accounted for.
-        """
-        return self.factorisation is None
-
-    @property
     def sensitivity(self) -> float:
         """Of all rounds together over that of one round; 1 where the noise is not correlated."""
         if self.factorisation is None:
             return 1.0
-        return _sensitivity(self.factorisation, self.sampling.min_separation)
-
-
-@lru_cache(maxsize=64)
-def _sensitivity(factorisation: Factorisation, min_separation: int) -> float:
-    return factorisation.sensitivity(min_separation)
+        return self.factorisation.sensitivity(self.sampling.min_separation)
 
 
 #: Most phases of a plan; every method here has one or two. Each costs every node a step of its
@@ -179,9 +164,8 @@ class Plan:
 
     def released(self) -> Counter[Release]:
         """What the phases with a known noise multiplier release."""
-        return self._released(
-            [phase for phase in self.phases if phase.noise_multiplier is not None], None
-        )
+        settled = (phase for phase in self.phases if phase.noise_multiplier is not None)
+        return sum(map(self.released_by, settled), Counter[Release]())
 
     def epsilon(self) -> float:
         """What all phases cost together; infinity where one of them adds no noise.
@@ -226,8 +210,13 @@ class Plan:
         """
         if not self.open:
             raise ConfigError("every phase of the plan states its noise: there is none to settle.")
+
+        def released(multiplier: float) -> Counter[Release]:
+            found = (self.released_by(phase, multiplier=multiplier) for phase in self.open)
+            return sum(found, Counter[Release]())
+
         return calibrate_open_releases(
-            lambda multiplier: self._released(self.open, multiplier),
+            released,
             settled=self.released(),
             epsilon=epsilon,
             delta=self.delta,
@@ -282,12 +271,6 @@ class Plan:
             max_nodes_per_user=self.max_nodes_per_user,
         )
         return Counter({release: 1 if correlated else rounds or phase.rounds})
-
-    def _released(self, phases: Sequence[Phase], multiplier: float | None) -> Counter[Release]:
-        total = Counter[Release]()
-        for phase in phases:
-            total += self.released_by(phase, multiplier=multiplier)
-        return total
 
 
 # The search ---------------------------------------------------------------------------------------

@@ -126,12 +126,8 @@ class Moments(Query):
             basis: (k, d) what embeddings are projected on; None for their own coordinates.
             shift: (k,) what is subtracted after the first clip, before a second one.
         """
-        sent = {"centre": centre.astype(np.float32)}
-        if basis is not None:
-            sent["basis"] = basis.astype(np.float32)
-        if shift is not None:
-            sent["shift"] = shift.astype(np.float32)
-        return sent
+        given = {"centre": centre, "basis": basis, "shift": shift}
+        return {name: one.astype(np.float32) for name, one in given.items() if one is not None}
 
     def check(self, broadcast: Broadcast, *, dimension: int) -> None:
         """Refuse a centre, a basis or a shift of another shape than the users' embeddings."""

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flower_privsyn.checks import Settings
-from flower_privsyn.privacy import NeighboringRelation, clip_rows, skipping
+from flower_privsyn.privacy import clip_rows, skipping
 from flower_privsyn.privacy.mechanisms import GRID
 from flower_privsyn.queries.arrays import (
     Broadcast,
@@ -50,13 +50,11 @@ def once_per_array(compute: Callable[..., T]) -> Callable[..., T]:
         if any(array.flags.writeable or not array.flags.owndata for array in arrays):
             return compute(*given)
         key = tuple(id(one) if isinstance(one, np.ndarray) else one for one in given)
-        try:
-            return known[key]
-        except KeyError:
-            result = known[key] = compute(*given)
-        for array in arrays:  # before its number is another one's
-            weakref.finalize(array, known.pop, key, None)
-        return result
+        if key not in known:
+            known[key] = compute(*given)
+            for array in arrays:  # before its number is another one's
+                weakref.finalize(array, known.pop, key, None)
+        return known[key]
 
     return remembered
 
@@ -98,9 +96,6 @@ def check_arrays(
         if array.dtype.kind == "f" and not all_finite(array):
             raise ValueError(f"{name} must be finite")
 
-
-#: Numbers worked on at a time where several passes follow one another.
-_CACHED = 2**15
 
 #: Ceiling on the bytes of one dense (users, answer) block in `Query.answer`.
 BLOCK_BYTES = 2 * 2**20
@@ -261,7 +256,7 @@ class Query(Settings, ABC):
         nothing of another `clip_norm` or `statistic`.
         """
         super().__init_subclass__(**kwargs)
-        for method in ("contribution", "sensitivity", "answer_bound", "_clip"):
+        for method in ("contribution", "answer_bound", "_clip"):
             owner = next(base for base in cls.__mro__ if method in base.__dict__)
             if owner is not Query:
                 raise TypeError(
@@ -349,20 +344,11 @@ class Query(Settings, ABC):
         """Scale rows to norm `clip_norm` at most, then round toward zero to the grid."""
         # Whatever a subclass returns: in float32 neither norms nor the sum of a block are exact.
         exact = np.asarray(rows, dtype=np.float64)
-        clipped: Float64Array = np.ascontiguousarray(clip_rows(exact, norm=self.clip_norm))
-        flat = clipped.reshape(-1)  # a view, so that what follows happens in place
-        for start in range(0, len(flat), _CACHED):  # a piece stays in the cache for all three
-            piece = flat[start : start + _CACHED]
-            piece /= GRID
-            np.trunc(piece, out=piece)
-            piece *= GRID
+        clipped: Float64Array = clip_rows(exact, norm=self.clip_norm)
+        clipped /= GRID
+        np.trunc(clipped, out=clipped)
+        clipped *= GRID
         return clipped
-
-    @final
-    def sensitivity(self, relation: NeighboringRelation) -> float:
-        """L2 sensitivity of the sum under a neighbouring relation."""
-        factor = 2.0 if relation is NeighboringRelation.REPLACE_ONE else 1.0
-        return factor * self.clip_norm
 
     def answer(self, cohort: Cohort, broadcast: Broadcast) -> Float64Array:
         """Sum the contributions of all users of the cohort.

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from flower_privsyn.files import read_json, read_json_lines
 from flower_privsyn.models.library import import_extra
-from flower_privsyn.privacy import Sampling
-from flower_privsyn.privacy.ledger import open_rounds, stated_costs
+from flower_privsyn.privacy.ledger import stated_costs
 from flower_privsyn.report.sketch_file import SELECTED, SKETCH_FILE, read_sketch
 from flower_privsyn.run.directory import TRAINED_MODEL, RunDirectory, round_texts
 from flower_privsyn.run.run_format import how_to_resume
@@ -49,12 +48,8 @@ def run_costs(run: RunDirectory) -> dict[str, Any] | None:
     lines = [line for line in run.metrics() if all(key in line for key in _COUNTS)]
     if not lines:
         return None
-    # By round, the expected share of users in it: public, from the ledger's own description.
-    shares = {
-        int(line["round"]): Sampling.from_dict(line["sampling"]).rate
-        for line in run.ledger().lines
-        if line.get("event") == "started"
-    }
+    # The expected share of users in a round: public, from the ledger's own description.
+    shares = {number: sampling.rate for number, sampling in run.samplings().items()}
     return {
         "rounds": len(lines),
         **{key: sum(int(line[key]) for line in lines) for key in _COUNTS},
@@ -150,6 +145,7 @@ class RunSummary:
         opened: dict[str, Any] = next((one for one in ledger if one.get("event") == "opened"), {})
         charged = [line for line in ledger if line.get("event") == "release"]
         last: dict[str, Any] = charged[-1] if charged else {}
+        became = {line["round"]: line["event"] for line in ledger if "round" in line}
         spent, rounds = stated_costs(ledger), _rounds(run)
         sketch = run.path / SKETCH_FILE
         texts = list(read_json_lines(run.synthetic_jsonl))
@@ -167,7 +163,7 @@ class RunSummary:
             versions=dict(document.get("versions") or {}),
             rounds_finished=[number for number in run.finished_rounds() if number > 0],
             rounds_lost=run.rounds_with_outcome("lost", "discarded", "interrupted"),
-            rounds_open=open_rounds(ledger),
+            rounds_open=[number for number, event in became.items() if event == "started"],
             rounds=rounds,
             releases=len(charged),
             charged=charged,
@@ -239,7 +235,7 @@ def _rounds(run: RunDirectory) -> list[dict[str, Any]]:
     lines = {line["round"]: line for line in run.round_lines()}
     found = []
     for number in sorted({*lines, *(n for n in run.finished_rounds() if n > 0)}):
-        files = run.rounds.files(number)
+        files = run.round_files(number)
         state = run.round_state(number) or {}
         found.append(
             {

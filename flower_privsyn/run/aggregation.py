@@ -43,7 +43,6 @@ class AskedRound:
         always_asked: nodes that are asked whoever is drawn.
         begun: when, for the owner.
         traffic: what one exchange carries.
-        secure: whether answers are aggregated securely.
     """
 
     spec: ReleaseSpec
@@ -53,7 +52,6 @@ class AskedRound:
     always_asked: frozenset[int]
     begun: float
     traffic: wire.Traffic
-    secure: bool = False
 
     def outcome(self, released: ReleasedSum | None, counts: Counter[str]) -> dict[str, Any]:
         """What `metrics.jsonl` says of how the round ended: nothing that the release does not say.
@@ -261,16 +259,11 @@ class Secure:
         self._begun, self._lost, self._counts = None, "", Counter()
         # The same to the bit for everybody: every mask hangs on it, and the coins are the nodes'.
         # Nobody counts who is in the sum, so no node is told how many it had announced.
-        asked = {
-            node: replace(ask, sampling_key=bytes(32), sample_count=-1, roster_users=-1)
-            for node, ask in asks.items()
-        }
-        ask = next(iter(asked.values()))
-        if any(replace(one, broadcast={}) != replace(ask, broadcast={}) for one in asked.values()):
-            raise RuntimeError("under secure aggregation every node is asked the same")
+        one = next(iter(asks.values()))
+        ask = replace(one, sampling_key=bytes(32), sample_count=-1, roster_users=-1)
         content = wire.pack_ask(ask, broadcast)
         try:
-            protocol = self._set_up(ask, content, sorted(asked))
+            protocol = self._set_up(ask, content, sorted(asks))
             active = protocol.active
         except ProtocolError as error:
             self._lost = f"nothing was asked: {error}"
@@ -298,9 +291,7 @@ class Secure:
         ask, protocol = begun
         self._take(
             first_replies(replies, asked=protocol.active, counts=counts),
-            lambda node, reply: protocol.add_answer(
-                node, *secure_wire.unpack_masked(reply, length=asked.length)
-            ),
+            lambda node, reply: protocol.add_answer(node, *secure_wire.unpack_masked(reply)),
             counts,
         )
         self._begun = None  # whatever follows, this round's answers are used once
@@ -370,8 +361,10 @@ class Secure:
         held: set[bytes] = set()
 
         def take_card(node: int, reply: Message) -> None:
-            found = secure_wire.unpack_shown(reply)
+            found = secure_wire.unpack_reply(secure_wire.Shown, reply)
             run, card = found.run, found.card
+            if card.name != node:
+                raise wire.WireError("keys of another node")
             # First: whoever copies a public key, and cannot sign by it, does not hold it.
             card.check(Session(run=run, round_number=number))
             # A node that shows such keys would end the round for all: it counts as lost.

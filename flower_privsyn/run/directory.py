@@ -40,7 +40,6 @@ import os
 import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, Final, Literal
@@ -55,6 +54,7 @@ from flower_privsyn.environment import (
 )
 from flower_privsyn.errors import ConfigError, RunDirectoryError
 from flower_privsyn.locks import forget_holder, is_alive, lock_file, read_holder
+from flower_privsyn.privacy import Sampling
 from flower_privsyn.privacy.ledger import LedgerFile, header, refuse_cut
 from flower_privsyn.progress import LINES, Progress
 from flower_privsyn.run.run_format import (
@@ -134,33 +134,6 @@ class RoundFiles:
     def texts(self) -> Path | None:
         """The file with the round's texts; None of a round that holds none."""
         return next((file for file in (self.candidates, self.population) if file.is_file()), None)
-
-
-@dataclass(frozen=True)
-class Rounds:
-    """The rounds below a folder.
-
-    Attributes:
-        folder: which may not exist.
-    """
-
-    folder: Path
-
-    def files(self, number: int) -> RoundFiles:
-        """The files of one round.
-
-        Args:
-            number: 0 is what existed before the first round.
-        """
-        return RoundFiles(self.folder / f"{number:04d}")
-
-    def __iter__(self) -> Iterator[tuple[int, RoundFiles]]:
-        """Number and files of every round that has a folder, ascending."""
-        entries = self.folder.iterdir() if self.folder.is_dir() else ()
-        names = (entry.name for entry in entries if entry.is_dir())
-        # Other figures than ASCII's are no number here.
-        for number in sorted(int(name) for name in names if name.isascii() and name.isdecimal()):
-            yield number, self.files(number)
 
 
 TIMES_STAMP = "not private: times depend on private text, outside the privacy budget"
@@ -308,7 +281,9 @@ class RunDirectory:
         metrics_file: One line per round.
         synthetic_jsonl: The synthetic texts, one JSON object per line.
         synthetic_parquet: The synthetic texts as a Parquet table.
-        rounds: The files of the rounds, by number.
+        rounds: The folder of the rounds, which may not exist.
+        ledger_digest: Gives the digest of the ledger's last line, which whatever is recorded then
+            states; None before there is one.
     """
 
     def __init__(self, path: Path) -> None:
@@ -321,8 +296,8 @@ class RunDirectory:
         self.metrics_file = path / "metrics.jsonl"
         self.synthetic_jsonl = path / "synthetic.jsonl"
         self.synthetic_parquet = path / "synthetic.parquet"
-        self.rounds = Rounds(path / ROUNDS)
-        self._ledger_digest: Callable[[], str] | None = None
+        self.rounds = path / ROUNDS
+        self.ledger_digest: Callable[[], str] | None = None
         self._lock_file: IO[str] | None = None
 
     # ---------------------------------------------------------------- making and opening
@@ -428,7 +403,7 @@ class RunDirectory:
             return cls.create(path, config=config, strategy=strategy)
         run = cls.open(path)
         run.goes_on = True
-        run.lock(wait_seconds=10)
+        run.lock()
         try:
             if not auto:
                 run.refuse_finished()
@@ -486,16 +461,8 @@ class RunDirectory:
             ended=lambda stage: self.owner.record("stage", name=stage.name, seconds=stage.seconds),
         )
 
-    def follow_ledger(self, digest: Callable[[], str]) -> None:
-        """State the ledger's last line in whatever is recorded from now on.
-
-        Args:
-            digest: Gives the digest of that line; see `PrivacyLedger.digest`.
-        """
-        self._ledger_digest = digest
-
     def _stated(self) -> dict[str, str]:
-        return {} if self._ledger_digest is None else {LEDGER_KEY: self._ledger_digest()}
+        return {} if self.ledger_digest is None else {LEDGER_KEY: self.ledger_digest()}
 
     def stated_digests(self) -> dict[str, str]:
         """Digests of ledger lines that the run's files state, and for each the name of a file.
@@ -503,12 +470,13 @@ class RunDirectory:
         Raises:
             RunDirectoryError: `metrics.jsonl` is damaged.
         """
-        states, page = [*(one.state for _, one in self.rounds), self.state_file], "report.html"
+        states = [*(one.state for _, one in self.all_rounds()), self.state_file]
+        page = self.path / "report.html"
         stated = [(files.read_json(file).get(LEDGER_KEY), file) for file in states]
         stated += [(line.get(LEDGER_KEY), self.metrics_file) for line in self.metrics()]
         with contextlib.suppress(OSError):
-            text = (self.path / page).read_text(encoding="utf-8", errors="replace")
-            stated += [(digest, self.path / page) for digest in _LEDGER_META.findall(text)]
+            text = page.read_text(encoding="utf-8", errors="replace")
+            stated += [(digest, page) for digest in _LEDGER_META.findall(text)]
         found: dict[str, str] = {}
         for digest, file in stated:
             if isinstance(digest, str):
@@ -530,6 +498,15 @@ class RunDirectory:
             ledger = LedgerFile(path, None)
         refuse_cut(path, ledger.digests, self.stated_digests())
         return ledger
+
+    def samplings(self) -> dict[int, Sampling]:
+        """Who was drawn from in each round that was started, by the ledger.
+
+        Raises:
+            LedgerError: As `ledger`.
+        """
+        lines = (line for line in self.ledger().lines if line["event"] == "started")
+        return {int(line["round"]): Sampling.from_dict(line["sampling"]) for line in lines}
 
     def log_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Add a round's line to `metrics.jsonl`; it is on the disk when the method returns.
@@ -574,13 +551,29 @@ class RunDirectory:
 
     # ---------------------------------------------------------------- rounds
 
+    def round_files(self, number: int) -> RoundFiles:
+        """The files of one round.
+
+        Args:
+            number: Round number; 0 is what existed before the first round.
+        """
+        return RoundFiles(self.rounds / f"{number:04d}")
+
+    def all_rounds(self) -> Iterator[tuple[int, RoundFiles]]:
+        """Number and files of every round that has a folder, ascending."""
+        entries = self.rounds.iterdir() if self.rounds.is_dir() else ()
+        names = (entry.name for entry in entries if entry.is_dir())
+        # Other figures than ASCII's are no number here.
+        for number in sorted(int(name) for name in names if name.isascii() and name.isdecimal()):
+            yield number, self.round_files(number)
+
     def round_dir(self, number: int) -> Path:
         """The folder of one round, created on first use.
 
         Args:
             number: Round number; 0 is what existed before the first round.
         """
-        folder = self.rounds.files(number).folder
+        folder = self.round_files(number).folder
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
@@ -594,18 +587,14 @@ class RunDirectory:
         record = {**(state or {}), "round": number, "status": "finished", **self._stated()}
         files.write_json(RoundFiles(self.round_dir(number)).state, record)
 
-    def reopen_round(self, number: int) -> None:
-        """Let a finished round be done again; its other files stay until they are replaced."""
-        self.rounds.files(number).state.unlink(missing_ok=True)
-
     def round_state(self, number: int) -> dict[str, Any] | None:
         """What `finish_round` recorded; None while the round has not finished."""
-        state = files.read_json(self.rounds.files(number).state)
+        state = files.read_json(self.round_files(number).state)
         return state if state.get("status") == "finished" else None
 
     def finished_rounds(self) -> list[int]:
         """Numbers of the finished rounds, ascending; leftovers of an interrupted one are not."""
-        return [number for number, _ in self.rounds if self.round_state(number) is not None]
+        return [number for number, _ in self.all_rounds() if self.round_state(number) is not None]
 
     def rounds_with_outcome(self, *outcomes: str) -> list[int]:
         """Numbers of the finished rounds whose recorded `outcome` is one of these, ascending."""
@@ -656,12 +645,12 @@ class RunDirectory:
         begun = {"status": "running", "error": None, "unexpected": False, "starts": starts}
         self._write_state({**self.state, **begun})
 
-    def mark_failed(self, error: str | BaseException) -> None:
+    def mark_failed(self, error: BaseException) -> None:
         """Record that the run ended without a result.
 
         Args:
-            error: The sentence to show, or the exception: one of ours is its own sentence,
-                any other is named by its type and place and marked as unexpected.
+            error: One of ours is its own sentence, any other is named by its type and place
+                and marked as unexpected.
         """
         sentence, unexpected = sentence_of(error)
         end = {"status": "failed", "error": sentence, "unexpected": unexpected}
@@ -683,21 +672,16 @@ class RunDirectory:
 
     # ---------------------------------------------------------------- one process at a time
 
-    def lock(self, *, wait_seconds: float = 0.0) -> None:
+    def lock(self) -> None:
         """Make this process the only one that works on the run, until `unlock` or its end.
 
         The kernel releases the lock when the process dies, so a crash never leaves one behind.
-
-        Args:
-            wait_seconds: How long to wait for another process to let go, >= 0.
 
         Raises:
             RunDirectoryError: Another process holds the lock; the message names it.
         """
         if self._lock_file is None:
-            self._lock_file = lock_file(
-                self.path / ".lock", what=f"the run in {self.path}", wait_seconds=wait_seconds
-            )
+            self._lock_file = lock_file(self.path / ".lock", what=f"the run in {self.path}")
 
     def unlock(self) -> None:
         """Let another process work on the run; its files get the date of its creation."""
@@ -720,7 +704,7 @@ class RunDirectory:
         Raises:
             RunDirectoryError: Another process works on the run.
         """
-        self.lock(wait_seconds=10)
+        self.lock()
         try:
             self.owner.forget_stop()
             self.mark_running()
@@ -737,18 +721,17 @@ class RunDirectory:
 
 
 @contextlib.contextmanager
-def supervisor_lock(run_path: Path, *, wait_seconds: float = 0.0) -> Iterator[None]:
+def supervisor_lock(run_path: Path) -> Iterator[None]:
     """Be the only command that runs or changes a run; at the end its files get their date.
 
     Args:
         run_path: The run directory; its owner's folder must exist.
-        wait_seconds: How long to wait for another process to let go, >= 0.
 
     Raises:
         RunDirectoryError: Another process holds the lock.
     """
     file = OwnerFolder(run_path).path / "lock"
-    with lock_file(file, what=f"the run in {run_path}", wait_seconds=wait_seconds) as held:
+    with lock_file(file, what=f"the run in {run_path}") as held:
         try:
             yield
         finally:
@@ -793,7 +776,7 @@ def round_texts(run: RunDirectory) -> dict[int, list[dict[str, Any]]]:
     import pyarrow.parquet as pq
 
     found: dict[int, list[dict[str, Any]]] = {}
-    for number, one in run.rounds:
+    for number, one in run.all_rounds():
         if one.texts is not None:
             try:
                 names = [name for name in pq.read_schema(one.texts).names if name != "embedding"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from flower_privsyn.models import provenance
 from flower_privsyn.privacy import FullParticipation, Plan, RandomSource, Sampling
 from flower_privsyn.privacy.calibrated import calibrated
 from flower_privsyn.progress import Progress, Stage
+from flower_privsyn.queries import Query
 from flower_privsyn.run import RunDirectory, how_to_resume
 from flower_privsyn.run.aggregation import first_replies
 from flower_privsyn.run.changes import changes_of_run, may_leave_out_nodes, record_changes
@@ -173,6 +174,20 @@ def data_request(settings: PrivateSumConfig, source: RecordSource) -> wire.DataR
         classes=settings.class_names,
         conditioned=source.conditioned,
     )
+
+
+def source_of(
+    sources: Iterable[RecordSource], query: Query, settings: PrivateSumConfig
+) -> RecordSource:
+    """What makes the records that a question is about.
+
+    Raises:
+        RuntimeError: none of them does.
+    """
+    found = next((one for one in sources if data_request(settings, one).suits(query)), None)
+    if found is None:
+        raise RuntimeError(f"the method prepared no records for {query.name}")
+    return found
 
 
 def set_up(

@@ -78,7 +78,6 @@ class Method(ABC):
         return self.place.progress
 
     @property
-    @property
     @abstractmethod
     def queries(self) -> tuple[Query, ...]:
         """Every question the run may ask, as it is first asked; settled by `setup`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
@@ -86,21 +86,15 @@ class ReleasedSum:
         return LARGEST_SUM / (self.sampling.population or 1)
 
     @property
-    def users(self) -> float:
-        """Users in the sum, or where that is secret as many as are expected."""
-        return self.expected_users if self.num_users is None else self.num_users
-
-    @property
     def of_users(self) -> SumOfUsers:
         """The sum with what it takes to read it.
 
         Where who was drawn is secret, the expected number of users stands for theirs: the mean
         stays unbiased, and varies with the coins (`SumOfUsers.sample`).
         """
+        users = self.expected_users if self.num_users is None else float(self.num_users)
         by_coins = isinstance(self.sampling, PoissonSampling)
-        return SumOfUsers(
-            self.values, float(self.users), self.noise_std, self.sampling.rate, by_coins
-        )
+        return SumOfUsers(self.values, users, self.noise_std, self.sampling.rate, by_coins)
 
 
 def added_up(releases: Sequence[SumOfUsers]) -> SumOfUsers | None:
@@ -177,26 +171,6 @@ class RecordSource:
     def of_text(cls) -> RecordSource:
         """Documents as they are, for which no node needs a model."""
         return cls(fingerprint=TEXT_FINGERPRINT, dimension=TEXT_DIMENSION, reads="text")
-
-    def suits(self, query: Query) -> bool:
-        """Whether these records are what a question is about."""
-        if query.conditioned != self.conditioned:
-            return False
-        if query.trains != (self.trains is not None):
-            return False
-        return query.trains or query.reads == self.reads
-
-
-def source_of(sources: Iterable[RecordSource], query: Query) -> RecordSource:
-    """What makes the records that a question is about.
-
-    Raises:
-        RuntimeError: none of them does.
-    """
-    found = next((one for one in sources if one.suits(query)), None)
-    if found is None:
-        raise RuntimeError(f"the method prepared no records for {query.name}")
-    return found
 
 
 T = TypeVar("T")

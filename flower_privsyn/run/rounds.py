@@ -28,7 +28,7 @@ from flower_privsyn.run.trackers import Following
 
 def is_stored(run: RunDirectory, number: int) -> bool:
     """Whether the release of a round is on the disk."""
-    return run.rounds.files(number).release.exists()
+    return run.round_files(number).release.exists()
 
 
 def store_release(run: RunDirectory, release: ReleasedSum) -> None:
@@ -55,7 +55,7 @@ def stored_release(run: RunDirectory, number: int, *, sampling: Sampling) -> Rel
     """
     if not is_stored(run, number):
         return None
-    path = run.rounds.files(number).release
+    path = run.round_files(number).release
     try:
         with path.open("rb") as file:
             # Not `np.load`, which also opens archives and says of bad ones whatever these say.
@@ -138,17 +138,6 @@ def _number_of(path: Path) -> int:
 logger = logging.getLogger("flwr.privsyn")
 
 
-def rounds_over(ledger: PrivacyLedger) -> int:
-    """Rounds that no node will be asked again.
-
-    Those that were charged, or begun and are about to be; and where the noise of rounds is
-    correlated, whatever was begun of them: the second answer of a user would be one more than the
-    sensitivity allows for. Others that were discarded after the last of these are asked again.
-    """
-    correlated = (ledger.last_started(one) or 0 for one in ledger.correlations)
-    return max((ledger.rounds_behind, *correlated))
-
-
 def ledger_of(run: RunDirectory) -> PrivacyLedger | None:
     """The ledger of a run, to look at; None where it has none yet."""
     return PrivacyLedger.read(run.ledger_file) if run.ledger_file.exists() else None
@@ -168,7 +157,7 @@ def all_asked(run: RunDirectory, *, num_rounds: int) -> bool:
         num_rounds: rounds that it is resumed for.
     """
     ledger = ledger_of(run)
-    return ledger is not None and rounds_over(ledger) >= num_rounds
+    return ledger is not None and ledger.rounds_over >= num_rounds
 
 
 def earliest_end(run: RunDirectory) -> int | None:
@@ -206,11 +195,7 @@ class Releases:
         """
         # Reading it takes every file that states one of its lines: once for all rounds there are.
         if number not in self._samplings:
-            self._samplings = {
-                int(line["round"]): Sampling.from_dict(line["sampling"])
-                for line in self._run.ledger().lines
-                if line["event"] == "started"
-            }
+            self._samplings = self._run.samplings()
         sampling = self._samplings.get(number)
         return None if sampling is None else stored_release(self._run, number, sampling=sampling)
 
@@ -287,7 +272,7 @@ class KeptRounds:
             # The cost of a run whose end its releases decide.
             run.finish_round(0, {} if plan is None else {_PLANNED: plan.costs()})
         releases = Releases(run)
-        for number in range(1, rounds_over(ledger) + 1):
+        for number in range(1, ledger.rounds_over + 1):
             finished = run.round_state(number) is not None
             if not finished or number > known:
                 release = releases.of(number)
@@ -300,9 +285,10 @@ class KeptRounds:
                     if number in charged:
                         logger.warning("round %d was interrupted: it is left out", number)
             self.over = number
-        for number, files in run.rounds:
+        for number, files in run.all_rounds():
             if number > self.over:
-                run.reopen_round(number)  # it was left out at no charge, and is asked again
+                # It was left out at no charge, and is asked again.
+                files.state.unlink(missing_ok=True)
             if number <= known:
                 shutil.rmtree(files.folder / "scratch", ignore_errors=True)
 
@@ -328,8 +314,7 @@ class KeptRounds:
         """
         spent = ledger.spent
         told = [line for line in self.run.metrics() if line.get("round") == number]
-        known = [line.get("epsilon_release") or 0.0 for line in told]
-        if any(math.isclose(epsilon, spent["epsilon_release"] or 0.0) for epsilon in known):
+        if any(line.get("epsilon_release") == spent["epsilon_release"] for line in told):
             return
         released = is_stored(self.run, number)
         self.run.log_metrics({"round": number, "released": released, **spent})

@@ -101,15 +101,12 @@ def without_places(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in settings.items() if key not in PLACES}
 
 
-def sentence_of(error: str | BaseException) -> tuple[str, bool]:
+def sentence_of(error: BaseException) -> tuple[str, bool]:
     """Why a run ended, in a sentence, and whether that is a fault of the program.
 
     Args:
-        error: the sentence itself, or the exception: one of ours is its own sentence, any other
-            is named by its type and place.
+        error: one of ours is its own sentence, any other is named by its type and place.
     """
-    if isinstance(error, str):
-        return error, False
     noticed = error.__cause__ if isinstance(error, PrivsynError) else error
     if is_disk_full(noticed) and "make room" not in str(error):
         return f"{disk_full_sentence()}: {' '.join(str(error).split())[:500]}", False

@@ -44,9 +44,6 @@ from flower_privsyn.secure_aggregation.terms import Terms
 
 logger = logging.getLogger("flwr.privsyn")
 
-#: Settings of which every method may have another default: an app that runs several leaves it.
-_EMPTY_IS_DEFAULT = frozenset({"sampling"})
-
 #: Keys that nodes read from the run's configuration, and that a strategy leaves alone: they say who
 #: a user is and what they wrote, and a resumed run keeps them.
 CLIENT_KEYS = frozenset({"data", *COLUMNS})
@@ -240,9 +237,7 @@ class PrivateSumConfig(Settings):
             return cls(**settings)
         if isinstance(config, cls):
             return replace(config, **settings)
-        given = f"a {type(config).__name__}"
-        if isinstance(config, type):
-            given = f"the class {config.__name__}"
+        given = config if isinstance(config, type) else type(config)
         raise ConfigError(f"{strategy} takes a {cls.__name__}(...) or its keywords, got {given}")
 
     def _check_accounting(self) -> None:
@@ -344,8 +339,8 @@ class PrivateSumConfig(Settings):
             name = known[key]
             if cls.declared[name].optional and isinstance(value, int | float) and value < 0:
                 value = None  # which a run configuration cannot hold
-            if name in _EMPTY_IS_DEFAULT and value == "":
-                continue
+            if name == "sampling" and value == "":
+                continue  # every method may have another default: an app of several leaves it
             values[name] = value
         return cls(**values)
 

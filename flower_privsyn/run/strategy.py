@@ -45,9 +45,9 @@ from flower_privsyn.run import RunDirectory, how_to_resume
 from flower_privsyn.run.aggregation import AskedRound, Central, Secure, answered_by
 from flower_privsyn.run.changes import changes_of_run, recorded
 from flower_privsyn.run.directory import place_of_run
-from flower_privsyn.run.federation import Federation, Preparation, Roster, data_request
+from flower_privsyn.run.federation import Federation, Preparation, Roster, data_request, source_of
 from flower_privsyn.run.method import Method, RunContext
-from flower_privsyn.run.question import Question, RecordSource, ReleasedSum, State, need, source_of
+from flower_privsyn.run.question import Question, RecordSource, ReleasedSum, State, need
 from flower_privsyn.run.rounds import KeptRounds, Releases, last_state
 from flower_privsyn.run.settings import PrivateSumConfig
 from flower_privsyn.run.trackers import Following, Tracker
@@ -492,7 +492,7 @@ class PrivateSumStrategy(Strategy):
         question = replace(need(started.rounds.question), broadcast=wire.read_broadcast(arrays))
         phase = self.plan.at(number)
         roster = started.federation.roster
-        source = source_of(started.federation.sources, question.query)
+        source = source_of(started.federation.sources, question.query, self.config)
         refuse_unfit(question, number, phase=phase, source=source, roster=roster)
         always = roster.always_asked(
             phase.sampling,
@@ -518,7 +518,6 @@ class PrivateSumStrategy(Strategy):
             begun=begun,
             # Packed before it is paid for: what cannot be packed is not asked.
             traffic=traffic_of(ask, arrays, nodes=len(recipients)),
-            secure=self.config.secure_aggregation,
         )
         # The ledger says that the round has begun; nothing of it is sent before.
         spec = asked.spec
@@ -548,15 +547,16 @@ class PrivateSumStrategy(Strategy):
             **started.ledger.spent,
             **asdict(asked.traffic),
         }
-        makes_up = self.plan.at(number).makes_up
+        correlated = self.plan.at(number).factorisation is not None
         rounds.record(released, metrics)
         if released is not None:
             rounds.release(released)
         elif number in started.ledger.rounds_charged:
             rounds.leave_out(number, "lost")
-        elif asked.secure or answered_by(counts) or not makes_up:
+        elif self.config.secure_aggregation or answered_by(counts) or correlated:
             # A node begins a round of secure aggregation once in a run of Flower's, and one that
-            # answered has charged it: asked again at once it would charge both as one sum.
+            # answered has charged it: asked again at once it would charge both as one sum. Where
+            # the noise is correlated, a user's second turn would be one more than is accounted for.
             rounds.leave_out(number, "discarded")
         # How long it took may say how much somebody wrote: that is for the owner alone.
         self.run.owner.record(
@@ -739,7 +739,7 @@ class PrivateSumStrategy(Strategy):
                 epsilon_budget=settings.epsilon,
                 accountant=settings.accountant,
             )
-        run.follow_ledger(lambda: ledger.digest)
+        run.ledger_digest = lambda: ledger.digest
         return ledger
 
     @contextlib.contextmanager

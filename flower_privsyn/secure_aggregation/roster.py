@@ -19,7 +19,7 @@ from flower_privsyn.secure_aggregation.keys import (
     new_agreement,
     whole,
 )
-from flower_privsyn.secure_aggregation.terms import Graph, Terms, circle_seed, graph_of
+from flower_privsyn.secure_aggregation.terms import Graph, Terms, graph_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class Session:
 
     def __post_init__(self) -> None:
         check_whole("run", self.run, ge=0, le=2**64 - 1)
-        check_whole("round", self.round_number, ge=0, le=2**32)
+        check_whole("round", self.round_number, ge=1, le=2**32)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +156,7 @@ class Roster:
 
     @cached_property
     def _order(self) -> list[int]:
-        return self.graph.order(circle_seed(self.digest))
+        return self.graph.order(digest("circle", self.digest))
 
     @cached_property
     def _places(self) -> dict[int, int]:

@@ -45,7 +45,7 @@ import numpy as np
 
 from flower_privsyn.checks import check_whole
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.secure_aggregation.keys import digest, whole
+from flower_privsyn.secure_aggregation.keys import whole
 
 LEAST_ROSTER: Final = 4
 """The fewest nodes among which one may collude with the server and one may be lost."""
@@ -243,12 +243,3 @@ def _most(nodes: int, marked: int, window: int, *, bits: int) -> int:
         if (above * nodes) << bits >= room:
             return count
     return 0
-
-
-def circle_seed(roster: bytes) -> bytes:
-    """What the order of a roster is drawn from.
-
-    Args:
-        roster: Its digest.
-    """
-    return digest("circle", roster)

@@ -243,7 +243,7 @@ class PreferencesByScores(Method):
         A server that is down or loads no adapters, a model that cannot be trained, or a folder
         that server and run do not share would else be found after a release was paid for.
         """
-        folder, adapter = self.run.rounds.folder / ".rehearsal", None
+        folder, adapter = self.run.rounds / ".rehearsal", None
         shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed
         try:
             with self.progress.stage("Try the generator", total=None):
@@ -279,7 +279,7 @@ class PreferencesByScores(Method):
 
     def _adapter(self, number: int) -> Path | None:
         """The adapter that a round trained; None for round 0."""
-        return self.run.rounds.files(number).adapter if number else None
+        return self.run.round_files(number).adapter if number else None
 
     def _written(self, state: State, number: int, scratch: Path) -> State:
         """The same with the candidates of a round, by the last adapter, and how near they are."""

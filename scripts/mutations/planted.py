@@ -519,7 +519,7 @@ THREATS: dict[str, tuple[Mutation, ...]] = {
             name="a discarded round of correlated noise is asked again",
             guards="correlated rounds are not asked again",
             where="run/strategy.py::PrivateSumStrategy.aggregate_train",
-            before=" or not makes_up:\n",
+            before=" or correlated:\n",
             after=":\n",
             tests=("tests/run/test_spending.py::TestSilence",),
         ),

@@ -49,7 +49,7 @@ def spent(config: Any) -> float:
     if isinstance(config, DPFTRLConfig):
         apart = sampling.min_separation
         matrix = config.factorisation(config.num_rounds, apart)
-        correlation = Correlation.create(matrix, min_separation=apart)
+        correlation = Correlation(factorisation=matrix, min_separation=apart)
         whole = Release(
             noise_multiplier=correlation.noise_multiplier(config.noise_multiplier or 0.0),
             sampling=FullParticipation(),

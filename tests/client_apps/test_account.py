@@ -129,7 +129,7 @@ class TestCorrelatedRounds:
     @pytest.fixture
     def correlation(self) -> Correlation:
         factorisation = BandedToeplitz(rounds=6, coefficients=(1.0, 0.5))
-        return Correlation.create(factorisation)
+        return Correlation(factorisation=factorisation)
 
     def test_cost_once_all_together(self, asked: Asked, correlation: Correlation) -> None:
         whole = gaussian([correlation.noise_multiplier(4.0)])
@@ -243,7 +243,7 @@ class TestLimit:
 
     def test_what_is_paid_for_is_answered_at_the_limit(self, asked: Asked) -> None:
         """Rounds of a stream whose first was charged."""
-        correlation = Correlation.create(BandedToeplitz(rounds=6, coefficients=(1.0, 0.5)))
+        correlation = Correlation(factorisation=BandedToeplitz(rounds=6, coefficients=(1.0, 0.5)))
         ledger = NodeLedger("people")
         ledger.charge(asked(1, 4.0, correlation=correlation, num_rounds=6), ANY)
         ledger.charge(asked(1), ANY)

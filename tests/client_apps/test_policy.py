@@ -144,7 +144,7 @@ class TestQuestions:
         allowing.check_plan(plan, 7)
 
     def test_the_noise_of_correlated_rounds_is_that_of_all_together(self, asked: Asked) -> None:
-        correlation = Correlation.create(BandedToeplitz(rounds=6, coefficients=(1.0, 0.5)))
+        correlation = Correlation(factorisation=BandedToeplitz(rounds=6, coefficients=(1.0, 0.5)))
         whole = correlation.noise_multiplier(4.0)
         charge = asked(1, 4.0, correlation=correlation, num_rounds=6)
         NodeGuard(NodePolicy(min_noise_multiplier=whole * 0.999), {}).check(charge)
@@ -164,12 +164,12 @@ class TestQuestions:
             guard.charge(asked(number))
         with pytest.raises(NotAllowedError) as refused:
             guard.check_plan(plan, 9)
-        for part in ('Run 9 of server "north"', "20 rounds", "noise multiplier 6", "allows 4",
+        for part in ('run 9 of server "north"', "num-rounds = 20", "noise multiplier 6", "allows 4",
                      'run 7 of server "north" (2 of 20 rounds)'):  # fmt: skip
             assert part in str(refused.value)
 
     def test_a_stream_that_is_paid_for_costs_a_resumed_run_nothing(self, asked: Asked) -> None:
-        correlation = Correlation.create(BandedToeplitz(rounds=6, coefficients=(1.0, 0.5)))
+        correlation = Correlation(factorisation=BandedToeplitz(rounds=6, coefficients=(1.0, 0.5)))
         first = asked(1, 4.0, correlation=correlation, num_rounds=6)
         cost = NodeGuard(NodePolicy(), {"server": "north"})
         cost.charge(first)

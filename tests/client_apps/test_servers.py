@@ -79,7 +79,7 @@ def test_the_second_of_two_runs_is_refused_at_the_owners_limit_with_both_named(
     assert grid.replies[0].error.reason == CODE.text
     assert wire.unexpected_records(grid.replies[0]) == []
     (sentence,) = {r.getMessage() for r in caplog.records if "would bring" in r.getMessage()}
-    for part in ('Run 2222 of server "south" plans 2 rounds', 'run 1111 of server "north"',
+    for part in ('plan of run 2222 of server "south", num-rounds = 2', 'run 1111 of server "north"',
                  "(2 of 2 rounds)", "owner allows 2", '"people"'):  # fmt: skip
         assert part in sentence
     assert not second.run.ledger_file.exists()

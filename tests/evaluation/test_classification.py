@@ -37,7 +37,7 @@ def test_labels_that_say_something_are_worth_more_than_every_floor(
     run = RunDirectory.open(shutil.copytree(labelled_run / "run", tmp_path / "run"))
     run.write_synthetic(_rows(texts_of(120, 2, wrong=0.1)))
     public = pa.Table.from_pylist(_rows(texts_of(120, 3, wrong=0.9)))
-    pq.write_table(public, run.rounds.files(1).population)
+    pq.write_table(public, run.round_files(1).population)
     found = classify_run(
         run,
         texts_of(300, 1),

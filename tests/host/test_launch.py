@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from flower_privsyn.errors import ConfigError, RunDirectoryError
+from flower_privsyn.errors import ConfigError, FederationError, RunDirectoryError
 from flower_privsyn.host import launch
 from flower_privsyn.host.app import App, load_app, resolve_config
 from flower_privsyn.host.launch import Outcome
@@ -70,7 +70,7 @@ def stopped(app: App, tmp_path: Path) -> RunDirectory:
     """A run that `privsyn run` started and that ended without a result."""
     run = RunDirectory.create(tmp_path / "run", config={})
     launched(run, app.path, app.defaults)
-    run.mark_failed("The nodes are gone.")
+    run.mark_failed(FederationError("The nodes are gone."))
     run.unlock()
     return run
 
@@ -110,7 +110,7 @@ def test_a_run_and_its_app_must_both_end_well(
 ) -> None:
     run = RunDirectory.create(tmp_path / "run", config={})
     if recorded == "failed":
-        run.mark_failed("The users file is missing.")
+        run.mark_failed(ConfigError("The users file is missing."))
     elif recorded == "finished":
         run.mark_finished()
     outcome = launch._judge(app, run.path, ended, {})

@@ -31,8 +31,8 @@ from tests.support.questions import DATA, ask, with_release
 
 TURNS = CyclicSampling(groups=2, rounds=6, salt="0" * 32)
 TERMS = Terms(least_nodes=4, colluding=1)
-BANDS = Correlation.create(BandedToeplitz(rounds=6, coefficients=(1.0, 0.5)))
-LONGER = Correlation.create(BandedToeplitz(rounds=7, coefficients=(1.0, 0.5)))
+BANDS = Correlation(factorisation=BandedToeplitz(rounds=6, coefficients=(1.0, 0.5)))
+LONGER = Correlation(factorisation=BandedToeplitz(rounds=7, coefficients=(1.0, 0.5)))
 
 
 def message(content: RecordDict, kind: str = "query.nearest_neighbor_histogram") -> Message:
@@ -160,7 +160,6 @@ class TestRequests:
             {"secure": TERMS, "correlation": BANDS, "sampling": FullParticipation(population=40)},
             {"sampling": TURNS},
             {"sampling": TURNS.of_round(3)},
-            {"data": replace(DATA, embedding_model="")},
             {"correlation": LONGER, "sampling": FullParticipation(population=40)},
             {"correlation": BANDS, "sampling": TURNS.of_round(4)},
         ],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -105,14 +107,14 @@ CORRELATIONS: dict[str, Factorisation] = {
 
 @pytest.mark.parametrize("name", CORRELATIONS)
 @pytest.mark.parametrize("multiplier", [3.3, 2.0**24])
-def test_no_round_of_correlated_noise_does(name: str, multiplier: float) -> None:
+def test_no_round_of_correlated_noise_does(name: str, multiplier: float, tmp_path: Path) -> None:
     query, broadcast = QUERIES["model delta"]
     present, absent = two_coordinates(query, broadcast)
     present = (present[0][:20_000], present[1][:20_000])
     absent = (absent[0][:20_000], absent[1][:20_000])
-    correlation = Correlation.create(CORRELATIONS[name])
+    correlation = Correlation(factorisation=CORRELATIONS[name])
     mechanism = GaussianMechanism(noise_multiplier=multiplier, l2_sensitivity=query.clip_norm)
-    stream = CorrelatedNoise(correlation, random=SecureRandom())
+    stream = CorrelatedNoise(correlation, random=SecureRandom(), path=tmp_path / "noise.npz")
     for number in (1, 2, 3):
         stream.prepare(number, 40_000)
         released = halves(mechanism.release(np.concatenate(present), random=stream))
@@ -122,10 +124,12 @@ def test_no_round_of_correlated_noise_does(name: str, multiplier: float) -> None
 
 @pytest.mark.parametrize("name", CORRELATIONS)
 @pytest.mark.parametrize("std", [2.0**28, 3.3 * 2.0**30, 2.0**55])
-def test_the_last_digits_of_correlated_noise_are_fair(name: str, std: float) -> None:
+def test_the_last_digits_of_correlated_noise_are_fair(
+    name: str, std: float, tmp_path: Path
+) -> None:
     """In every round, also where a float64 of that size has none."""
-    correlation = Correlation.create(CORRELATIONS[name])
-    stream = CorrelatedNoise(correlation, random=InsecureRandom(12))
+    correlation = Correlation(factorisation=CORRELATIONS[name])
+    stream = CorrelatedNoise(correlation, random=InsecureRandom(12), path=tmp_path / "noise.npz")
     for number in (1, 2, 3):
         stream.prepare(number, 40_000)
         steps = stream.rounded_normal(std, 40_000)
@@ -197,7 +201,7 @@ def test_grid_and_back() -> None:
     ids=["banded", "buffers"],
 )
 def test_correlated_noise_is_computed_well_below_its_last_part(
-    factorisation: Factorisation,
+    factorisation: Factorisation, tmp_path: Path
 ) -> None:
     """Against long doubles: less than 2^-40 of an innovation, under a variate of 2^-10 of it."""
 
@@ -210,8 +214,8 @@ def test_correlated_noise_is_computed_well_below_its_last_part(
             return drawn
 
     innovations: list[np.ndarray] = []
-    rounds = Correlation.create(factorisation)
-    stream = CorrelatedNoise(rounds, random=Recorded(11))
+    rounds = Correlation(factorisation=factorisation)
+    stream = CorrelatedNoise(rounds, random=Recorded(11), path=tmp_path / "noise.npz")
     series = factorisation.series.astype(np.longdouble)
     noise: list[np.ndarray] = []
     for number in range(1, 65):

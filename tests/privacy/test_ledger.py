@@ -229,7 +229,7 @@ def test_what_is_not_private_is_stamped_and_taints_the_total(
 def test_correlated_rounds_are_no_cheaper_for_who_may_not_be_drawn(tmp_path: Path) -> None:
     """All rounds are one mechanism: a coin that falls in some of them amplifies nothing."""
     matrix = BandedToeplitz(rounds=4, coefficients=(1.0, 0.5))
-    correlation = Correlation.create(matrix)
+    correlation = Correlation(factorisation=matrix)
     mechanism = GaussianMechanism(noise_multiplier=2.0, l2_sensitivity=1.0)
     with create(tmp_path / "ledger.jsonl") as ledger:
         run_round(

@@ -88,7 +88,7 @@ def test_what_is_no_run_and_what_was_cut_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match="There is no run directory"):
         open_run(tmp_path / "nowhere")
     run = begun(tmp_path)
-    run.follow_ledger(lambda: "0" * 64)
+    run.ledger_digest = lambda: "0" * 64
     add_line(run, {"round": 1})
     with pytest.raises(LedgerError):
         open_run(run.path)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from flower_privsyn.cli import main
-from flower_privsyn.errors import LedgerError, MissingExtraError
+from flower_privsyn.errors import FederationError, LedgerError, MissingExtraError
 from flower_privsyn.report import run_page, write_run_page
 from flower_privsyn.report.numbers import NOTHING, bytes_text
 from flower_privsyn.run import RunDirectory
@@ -111,7 +111,8 @@ def test_a_run_that_was_stopped_says_how_to_go_on(empty: RunDirectory) -> None:
 
 
 def test_why_a_run_failed_is_a_sentence_without_its_place(empty: RunDirectory) -> None:
-    empty.mark_failed(f"rounds 1 and 2 were lost; continue with `privsyn resume {empty.path}`")
+    said = f"rounds 1 and 2 were lost; continue with `privsyn resume {empty.path}`"
+    empty.mark_failed(FederationError(said))
     text = run_page(empty)
     (banner,) = check(text).with_class("banner")
     assert "Rounds 1 and 2 were lost; continue with privsyn resume my run" in banner.text
@@ -138,7 +139,7 @@ def test_rounds_without_a_release_are_counted(tmp_path: Path) -> None:
 
 def test_no_text_becomes_markup(empty: RunDirectory) -> None:
     empty.write_synthetic([{"text": NASTY, "round": 1, "parent": [], "source": "x"}])
-    empty.mark_failed(NASTY)
+    empty.mark_failed(FederationError(NASTY))
     text = run_page(empty)
     page = check(text)
     assert page.all("blockquote")[0].text == SEEN

@@ -339,7 +339,7 @@ class TestLosses:
         def copy(request: Message, reply: Message) -> list[Message]:
             asked = request.metadata.message_type
             if (asked, reply.metadata.src_node_id) == (secure_wire.KEYS, 1):
-                shown = secure_wire.unpack_shown(reply)
+                shown = secure_wire.unpack_reply(secure_wire.Shown, reply)
                 copied = replace(shown.card, node_key=node_keys[1].public)
                 reply.content = secure_wire.pack(replace(shown, card=copied))
             return [reply]

@@ -322,7 +322,7 @@ def test_a_run_ends_the_same_wherever_it_was_killed(
         shutil.rmtree(tmp_path / left)
     strategy, seen, _ = started(name, tmp_path, noise, lost=number)
     run = strategy.run
-    if phase.makes_up:
+    if phase.factorisation is None:
         assert made(run.path) == whole
     else:
         assert run.round_state(number)["outcome"] == "discarded"

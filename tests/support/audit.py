@@ -9,7 +9,6 @@ from flower_privsyn.privacy import (
     FullParticipation,
     GaussianMechanism,
     InsecureRandom,
-    NeighboringRelation,
     Release,
     calibrate_noise_multiplier,
     release_epsilon,
@@ -38,7 +37,7 @@ def assert_audit_comes_near(
     def bound(noise_multiplier: float) -> float:
         mechanism = GaussianMechanism(
             noise_multiplier=noise_multiplier,
-            l2_sensitivity=query.sensitivity(NeighboringRelation.ZERO_OUT),
+            l2_sensitivity=query.clip_norm,
         )
         random, positive = InsecureRandom(6), []
         for total in (present, absent):

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from flower_privsyn import environment
+from flower_privsyn.files import read_json
 
 HERE = Path(__file__).parent
 ENVIRONMENT = {
@@ -175,10 +176,7 @@ class Federation:
             )
 
     def _state(self) -> dict[str, Any]:
-        try:
-            return dict(json.loads((self.folder / "run" / "state.json").read_text()))
-        except (OSError, ValueError):
-            return {}
+        return read_json(self.folder / "run" / "state.json")
 
     def _register(self, key: Path) -> None:
         """Tell the SuperLink of a SuperNode; its database may know it from an earlier start."""
