@@ -57,9 +57,6 @@ def compare(
     delta: Annotated[
         float | None, option("D", "of every run (default: 1 / (n ln n), n users)")
     ] = None,
-    min_date: Annotated[
-        str, option("DATE", "use only text of this day and later", show_default=False)
-    ] = "",
     downstream: Annotated[
         str, option("MODEL", "causal model every method is to make better")
     ] = "privsyn-tiny",
@@ -82,8 +79,8 @@ def compare(
         list[str] | None,
         option(
             "[METHOD.]KEY=VALUE",
-            "one setting of all runs or of one method's, or a column of --data; may be given "
-            "several times",
+            "one setting of all runs or of one method's, a column of --data, or min-date; may be "
+            "given several times",
             "--set",
         ),
     ] = None,
@@ -114,7 +111,8 @@ def compare(
     # 0 would be passes over the text, which nobody here can set.
     check_whole("--steps", steps, ge=1)
     training = CausalTraining(learning_rate=learning_rate, max_steps=steps, train_on_eos=False)
-    of_data = [word for word in settings or () if word.partition("=")[0] in COLUMNS]
+    taken = {**COLUMNS, "min-date": ""}
+    of_data = [word for word in settings or () if word.partition("=")[0] in taken]
     people = People.read(
         data,
         held_out,
@@ -122,8 +120,7 @@ def compare(
         seeds=seeds,
         tuning_users=tuning_users,
         held_out_users=held_out_users,
-        min_date=min_date,
-        columns=given(of_data, COLUMNS, "privsyn compare"),
+        columns=given(of_data, taken, "privsyn compare"),
         sealed_users=sealed_users,
     )
     plan = make_plan(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-from flower_privsyn.cli.options import Json, RunDir, Seed, given, option
+from flower_privsyn.cli.options import Json, RunDir, given, option
 from flower_privsyn.cli.output import show_table, tell
 from flower_privsyn.errors import ConfigError, MissingExtraError
 from flower_privsyn.files import expanded
@@ -37,7 +37,7 @@ def evaluate(
     ] = None,
     steps: Annotated[int | None, option("N", "of the fine-tuning")] = None,
     output: Annotated[str | None, option("DIR", "where to write (default: DIR.evaluation)")] = None,
-    seed: Seed = 0,
+    seed: Annotated[int, option("N")] = 0,
     settings: Annotated[
         list[str] | None,
         option("KEY=VALUE", "a column of the files, where the run's has another name", "--set"),

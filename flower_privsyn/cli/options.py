@@ -60,7 +60,6 @@ Evaluate = Annotated[
         "`privsyn evaluate DIR --users FILE` does",
     ),
 ]
-Seed = Annotated[int, option("N")]
 
 
 def given(settings: Sequence[str] | None, taken: Mapping[str, Any], command: str) -> dict[str, Any]:

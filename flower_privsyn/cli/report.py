@@ -24,7 +24,5 @@ def report(
         # A shell's runs/* names what lies beside the runs, too.
         if len(run_dirs) > 1 and folder.suffix in (".owner", ".evaluation"):
             continue
-        page = folder / "report.html"
-        write_run_page(RunDirectory.open(folder), page)
-        print(page)
+        print(write_run_page(RunDirectory.open(folder)))
     return 0

@@ -226,10 +226,9 @@ class Paraphraser:
 
         public = public_texts(tokenizer=load_tokenizer("privsyn-lm")[0], max_tokens=64)
         means, largest = [], []
-        for text in public[:_MEASURED]:
-            rows = self._rows([text])
+        for row in self._rows(public[:_MEASURED]):
             with torch.inference_mode():
-                logits = self._model(torch.tensor(rows, device=self._model.device)).logits[0]
+                logits = self._model(torch.tensor([row], device=self._model.device)).logits[0]
             means.append(float(logits.float().mean()))
             largest.append(float(logits.float().max(dim=-1).values.mean()))
         return float(np.mean(means)), float(np.mean(largest))
@@ -247,8 +246,6 @@ class Paraphraser:
         Args:
             choice: among all tokens of the model.
         """
-        if choice.vocabulary != self.vocabulary:
-            raise ValueError(f"the choice must be among {self.vocabulary} tokens")
         return self.max_new_tokens * choice.epsilon
 
     def paraphrase(

@@ -87,7 +87,6 @@ class People:
         seeds: int = 1,
         held_out_users: int | None = None,
         tuning_users: int | None = None,
-        min_date: str = "",
         columns: Mapping[str, str] | None = None,
         sealed_users: int = 0,
     ) -> Self:
@@ -104,8 +103,8 @@ class People:
             held_out_users: drawn from the data; None for 500, or a fifth where there are fewer
                 than 2,500 users.
             tuning_users: the same; None for 300, or a tenth where there are fewer than 3,000.
-            min_date: ISO day; only text of it and later days; "" for all.
-            columns: their names, by the keys of a run (`load_configured`).
+            columns: their names, by the keys of a run (`load_configured`); and `min-date`, an ISO
+                day: only text of it and later days.
             sealed_users: hold out as many sealed users and no others; the same users take part as
                 with 0.
 
@@ -117,10 +116,10 @@ class People:
         check_whole("--users", users, ge=0)
         if held_out is not None and held_out_users is not None:
             raise ConfigError("give either --held-out or --held-out-users, not both")
-        every = _read(data, min_date=min_date, columns=columns or {})
+        every = _read(data, columns or {})
         others = every
         if held_out is not None:
-            others = _read(held_out, min_date=min_date, columns=columns or {})
+            others = _read(held_out, columns or {})
         closed = sealed(others.user_ids)
         kept = others.select(closed)
         if len(kept) < sealed_users:
@@ -131,21 +130,15 @@ class People:
         private, others = every.select(~sealed(every.user_ids)), others.select(~closed)
         size = len(private)
         if held_out is None:
-            aside = held_out_users
-            if aside is None:
-                aside = 500 if size >= 2500 else max(1, size // 5)
-            check_whole("--held-out-users", aside, ge=1)
-            others, private = _parted(private, aside)
+            aside = min(500, max(1, size // 5)) if held_out_users is None else held_out_users
+            others, private = _parted(private, check_whole("--held-out-users", aside, ge=1))
         elif both := set(others.user_ids) & set(private.user_ids):
             raise ConfigError(
                 f"{len(both)} users of --held-out are in --data as well: held-out users must "
                 "not take part"
             )
-        tunes = tuning_users
-        if tunes is None:
-            tunes = 300 if size >= 3000 else max(1, size // 10)
-        check_whole("--tuning-users", tunes, ge=1)
-        tuning, private = _parted(private, tunes)
+        tunes = min(300, max(1, size // 10)) if tuning_users is None else tuning_users
+        tuning, private = _parted(private, check_whole("--tuning-users", tunes, ge=1))
         if len(private) < max(users, 2):
             raise DataError(
                 f"the data has {len(private)} users that are neither held out nor sealed nor for "
@@ -182,9 +175,9 @@ def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-def _read(source: str, *, min_date: str, columns: Mapping[str, str]) -> Users:
+def _read(source: str, columns: Mapping[str, str]) -> Users:
     found = load_configured({"data": source}, columns, strict=True, labels=True)
-    if min_date and not (found := found.since(min_date)).texts:
+    if (min_date := columns.get("min-date")) and not (found := found.since(min_date)).texts:
         raise DataError(f"{source}: no text has a date from min-date = {min_date} on")
     return found
 

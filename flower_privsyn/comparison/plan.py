@@ -381,10 +381,13 @@ def methods_of(app: App, *configs: str) -> Mapping[str, CatalogueEntry]:
         for file in sorted((app.path / "conf" / config).glob("*.toml")):
             if file.stem not in found:
                 found[file.stem] = _method_of(app, file)
+    return {name: found[name] for name in sorted(found, key=place)}
+
+
+def place(method: str) -> tuple[float, str]:
+    """Where a method stands in a table: those of one's own before the ceiling, by their names."""
     order = [*compared()]
-    ceiling = order.pop()
-    own = sorted(found.keys() - compared().keys())
-    return {name: found[name] for name in (*order, *own, ceiling) if name in found}
+    return (order.index(method) if method in order else len(order) - 1.5), method
 
 
 def _method_of(app: App, file: Path) -> CatalogueEntry:
@@ -486,11 +489,6 @@ def _of_class(name: str) -> CatalogueEntry:
     strategy = strategy_named(name)
     title = strategy.__name__
     return CatalogueEntry(name=title, title=title, kind=strategy.kind, import_path=name, paper=name)
-
-
-def settings_of(values: Mapping[str, ConfigValue]) -> dict[str, Any]:
-    """The part of a run configuration that says what a cell is, without where it lies."""
-    return {key: value for key, value in values.items() if key not in ("data", "run-dir", "resume")}
 
 
 def _stated(config: type[PrivateSumConfig]) -> dict[str, ConfigValue]:

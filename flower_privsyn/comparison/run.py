@@ -27,7 +27,6 @@ from typing import Any, Final
 import numpy as np
 
 from flower_privsyn import environment, files
-from flower_privsyn.catalogue import compared
 from flower_privsyn.comparison.measures import (
     MAX_TEXTS,
     REFERENCES,
@@ -36,7 +35,7 @@ from flower_privsyn.comparison.measures import (
     Measures,
     spent,
 )
-from flower_privsyn.comparison.plan import FLOORS, Cell, Plan, settings_of
+from flower_privsyn.comparison.plan import FLOORS, Cell, Plan, place
 from flower_privsyn.data import Users
 from flower_privsyn.environment import library_versions
 from flower_privsyn.errors import (
@@ -55,7 +54,7 @@ from flower_privsyn.progress import Progress
 from flower_privsyn.report.comparison import called, markdown
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.directory import TRAINED_MODEL, OwnerFolder
-from flower_privsyn.run.run_format import STOPPED
+from flower_privsyn.run.run_format import STOPPED, without_places
 from flower_privsyn.training.storage import weight_files
 
 #: Figures of a cell that the table has, by the part of its record.
@@ -189,7 +188,7 @@ class Comparison:
         before = job.record.get("settings")
         if before is None:
             return
-        asked = json.loads(json.dumps(settings_of(job.values)))
+        asked = json.loads(json.dumps(without_places(job.values)))
         for key in sorted(asked.keys() | before.keys()):
             if asked.get(key) != before.get(key):
                 raise ConfigError(
@@ -211,7 +210,7 @@ class Comparison:
             **cell.to_dict(),
             "status": "pending",
             "error": None,
-            "settings": settings_of(job.values),
+            "settings": without_places(job.values),
             "own_settings": self.plan.own_settings(cell),
         }
         # Before anything of it is done: whoever continues it must ask for the same.
@@ -306,16 +305,12 @@ class Comparison:
             found[file.parent.name] = files.read_json(file)
         if running is not None:
             found[running.name] |= {"status": "running", "error": None}
-        order = {name: place for place, name in enumerate(compared())}
-        # Methods of one's own stand before the ceiling.
-        own = max(order.values()) - 0.5
 
-        def place(record: Mapping[str, Any]) -> tuple[Any, ...]:
-            method, epsilon = record["method"], record["epsilon"]
-            budget = math.inf if epsilon is None else epsilon
-            return order.get(method, own), method, budget, record["seed"]
+        def row(record: Mapping[str, Any]) -> tuple[Any, ...]:
+            budget = math.inf if record["epsilon"] is None else record["epsilon"]
+            return place(record["method"]), budget, record["seed"]
 
-        return sorted(filter(None, found.values()), key=place)
+        return sorted(filter(None, found.values()), key=row)
 
     def _write(self, *, running: Cell | None) -> dict[str, Any]:
         before, records = files.read_json(self.document_file), self._records(running)

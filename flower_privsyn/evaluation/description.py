@@ -19,9 +19,6 @@ from flower_privsyn.privacy import skipping
 
 Counts = npt.NDArray[np.int64]
 
-#: Texts looked at together.
-_BATCH: Final = 1024
-
 _QUANTILES: Final = {"5 %": 0.05, "25 %": 0.25, "50 %": 0.5, "75 %": 0.75, "95 %": 0.95}
 
 
@@ -177,16 +174,10 @@ def _tokens(users: Users, tokenizer: Any) -> tuple[Counts, float | None]:
     """Tokens of each whole document, and the share of unknown ones."""
     name = getattr(tokenizer.model, "unk_token", None)
     unknown_id = None if name is None else tokenizer.token_to_id(name)
-    counts: list[int] = []
-    unknown = 0
-    for start in range(0, len(users.texts), _BATCH):
-        encoded = skipping.map_isolating_errors(
-            users.texts[start : start + _BATCH],
-            lambda texts: token_ids(tokenizer, texts),
-            probe=skipping.PUBLIC_EXAMPLE,
-        )
-        for ids in encoded:
-            counts.append(len(ids or ()))
-            unknown += sum(token == unknown_id for token in ids or ())
+    encoded = skipping.map_isolating_errors(
+        users.texts, lambda texts: token_ids(tokenizer, texts), probe=skipping.PUBLIC_EXAMPLE
+    )
+    counts = [len(ids or ()) for ids in encoded]
+    unknown = sum(token == unknown_id for ids in encoded for token in ids or ())
     share = None if unknown_id is None else unknown / max(1, sum(counts))
     return np.array(counts, dtype=np.int64), share
