@@ -31,11 +31,11 @@ def test_settings_of_another_strategy_are_refused(name: str) -> None:
     other = next(one for one in every if not issubclass(one, config))
     said = f"^{strategy.__name__} takes a {config.__name__}\\(.*got "
     for given, got in (
-        (other(epsilon=1.0), f"a {other.__name__}"),
-        (config, f"the class {config.__name__}"),
-        ({"epsilon": 1.0}, "a dict"),
+        (other(epsilon=1.0), other),
+        (config, config),
+        ({"epsilon": 1.0}, dict),
     ):
-        with pytest.raises(ConfigError, match=f"{said}{got}$"):
+        with pytest.raises(ConfigError, match=f"{said}.*{got.__name__}"):
             strategy(given)
 
 
