@@ -79,10 +79,14 @@ def lock_file(path: Path, *, what: str) -> IO[str]:
                     "wait for it to end or stop it first."
                 )
             time.sleep(_LOCK_POLL_SECONDS)
+        removed = not path.exists() or not os.path.samestat(os.fstat(file.fileno()), path.stat())
     except OSError as error:  # also of a file system that knows no locks
         raise RunDirectoryError(
             f"The lock file {path} cannot be locked: {error.strerror or error}."
         ) from error
+    if removed:  # by its holder as it ended; another process may lock a new one
+        file.close()
+        return lock_file(path, what=what)
     file.truncate(0)
     file.write(json.dumps({"pid": os.getpid(), "started": started_at(os.getpid())}) + "\n")
     file.flush()

@@ -392,7 +392,10 @@ def _store(context: Context) -> RoundStore:
 
 
 def _session(message: Message, context: Context) -> Session:
-    return Session(run=context.run_id, round_number=secure_wire.round_of(message))
+    try:
+        return Session(run=context.run_id, round_number=secure_wire.round_of(message))
+    except ConfigError as error:
+        raise wire.WireError(str(error)) from None
 
 
 def own_key(context: Context, guard: NodeGuard) -> NodeKey:

@@ -222,6 +222,8 @@ def _launch(
         with supervisor_lock(run_path):
             try:
                 run = RunDirectory(run_path)
+                if not resume:  # another process may have begun one while the lock was waited for
+                    run.refuse_existing()
                 before, kept = dict(run.state), launch
                 if resume:  # settings that are changed stand there once the run goes on with them
                     kept = {**(owner.own.get("launch") or launch), "app": launch["app"]}

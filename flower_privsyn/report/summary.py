@@ -145,7 +145,7 @@ class RunSummary:
         opened: dict[str, Any] = next((one for one in ledger if one.get("event") == "opened"), {})
         charged = [line for line in ledger if line.get("event") == "release"]
         last: dict[str, Any] = charged[-1] if charged else {}
-        became = {line["round"]: line["event"] for line in ledger if "round" in line}
+        became = {line["round"]: line.get("event") for line in ledger if "round" in line}
         spent, rounds = stated_costs(ledger), _rounds(run)
         sketch = run.path / SKETCH_FILE
         texts = list(read_json_lines(run.synthetic_jsonl))

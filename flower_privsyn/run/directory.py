@@ -55,7 +55,7 @@ from flower_privsyn.environment import (
 from flower_privsyn.errors import ConfigError, RunDirectoryError
 from flower_privsyn.locks import forget_holder, is_alive, lock_file, read_holder
 from flower_privsyn.privacy import Sampling
-from flower_privsyn.privacy.ledger import LedgerFile, header, refuse_cut
+from flower_privsyn.privacy.ledger import LedgerFile, damaged, header, refuse_cut
 from flower_privsyn.progress import LINES, Progress
 from flower_privsyn.run.run_format import (
     FORMAT,
@@ -505,8 +505,14 @@ class RunDirectory:
         Raises:
             LedgerError: As `ledger`.
         """
-        lines = (line for line in self.ledger().lines if line["event"] == "started")
-        return {int(line["round"]): Sampling.from_dict(line["sampling"]) for line in lines}
+        found = {}
+        for number, line in enumerate(self.ledger().lines, start=1):
+            try:
+                if line["event"] == "started":
+                    found[int(line["round"])] = Sampling.from_dict(line["sampling"])
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
+                raise damaged(self.ledger_file, number, "it says no sampling") from error
+        return found
 
     def log_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Add a round's line to `metrics.jsonl`; it is on the disk when the method returns.

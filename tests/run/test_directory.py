@@ -9,6 +9,7 @@ import os
 import shutil
 import stat
 import sys
+import threading
 from datetime import datetime
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import pytest
 from flower_privsyn import files
 from flower_privsyn.environment import RUN_DIRECTORY
 from flower_privsyn.errors import ConfigError, LedgerError, RunDirectoryError
+from flower_privsyn.locks import lock_file
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.changes import record_changes
 from flower_privsyn.run.directory import TIMES_STAMP, OwnerFolder
@@ -270,3 +272,37 @@ def test_a_change_says_how_many_texts_were_written_before_it(tmp_path: Path, kep
     record_changes(run, {"temperature": (1.0, 0.7)})
     (change,) = run.document["changes"]
     assert change["texts_before"] == 2
+
+
+def test_a_lock_whose_holder_removed_it_is_made_anew(tmp_path: Path) -> None:
+    """Else a third process locks a new file, and two hold what is one run."""
+    path = tmp_path / "lock"
+    held = lock_file(path, what="it")
+
+    def end() -> None:
+        path.unlink()
+        held.close()
+
+    later = threading.Timer(0.3, end)
+    later.start()
+    with lock_file(path, what="it") as ours:
+        assert os.path.samestat(os.fstat(ours.fileno()), path.stat())
+    later.join()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"round": 1},
+        {"event": "started", "round": 1},
+        {"event": "started", "round": 1, "sampling": "all"},
+        {"event": "started", "round": 1, "sampling": {"kind": "poisson"}},
+    ],
+)
+def test_a_start_that_says_no_sampling_names_its_line(
+    tmp_path: Path, line: dict[str, object]
+) -> None:
+    run = RunDirectory.create(tmp_path / "run", config={})
+    write_chain(run.ledger_file, {"event": "opened", "delta": 3e-6}, line)
+    with pytest.raises(LedgerError, match="line 2 is damaged"):
+        run.samplings()
