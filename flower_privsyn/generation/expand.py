@@ -38,6 +38,10 @@ _MOST_ATTEMPTS: Final = 4
 #: Quotations that a generator which has learnt some is shown before it opens its own.
 _NUM_QUOTED: Final = 2
 
+#: Triples of words for every one that may stand there a second time: a short text repeats itself or
+#: does not, and most long ones of people say "one of the" twice.
+_TRIPLES_TO_A_REPEAT: Final = 30
+
 _NO_SEED: Final = "expansion needs at least one seed that is not empty"
 
 DROP_REASONS = ("empty", "broken-character", "duplicate", "copy-of-example", "surplus")
@@ -55,7 +59,8 @@ class ExpandResult:
             text kept before, white space aside), ``"copy-of-example"`` (of a seed in its own
             prompt), ``"surplus"`` (generated in the last batch, but no longer wanted) and, where
             the seeds are whole sentences, ``"no-sentence"`` (it begins in the middle of one, ends
-            none or has fewer than eight words) and ``"repetition"`` (of three words).
+            none or has fewer than eight words) and ``"repetition"`` (of
+            three words, more than once in thirty).
     """
 
     texts: tuple[str, ...]
@@ -284,7 +289,8 @@ class _Kept:
         if len(words) < LEAST_WORDS or not is_whole(cut):
             return "no-sentence"
         triples = list(zip(words, words[1:], words[2:], strict=False))
-        return "repetition" if len(set(triples)) < len(triples) else ""
+        repeated = len(triples) - len(set(triples))
+        return "repetition" if repeated > len(triples) // _TRIPLES_TO_A_REPEAT else ""
 
 
 def unusable(text: str, *, known: Container[str], examples: Container[str] = ()) -> str:

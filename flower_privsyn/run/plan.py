@@ -154,9 +154,10 @@ class NoiseAgainstUsers:
 
     def __str__(self) -> str:
         """One sentence for the person who started the run."""
+        share = float(f"{100.0 / self.signal:.2g}")  # two digits, and never 1.3e+02
         return (
-            f"noise against users: its standard deviation is {100.0 / self.signal:.2g} % of what "
-            f"the {self.users:,.0f} users of a round can add up to; about {self.seen:,} of them "
+            f"noise against users: its standard deviation is {share:g} % of what the "
+            f"{self.users:,.0f} users of a round can add up to; about {self.seen:,} of them "
             "must agree on something for it to be seen"
         )
 

@@ -192,4 +192,5 @@ class TestCommand:
         assert main([*arguments, "--downstream", str(gpt2), "--steps", "3"]) == 0
         out = capsys.readouterr().out
         assert "with the release" in out
-        assert "Page: none. A report needs Jinja2 and matplotlib" in out
+        assert "Page: none. " in out
+        assert "matplotlib" in out

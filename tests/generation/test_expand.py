@@ -178,3 +178,12 @@ class TestWholeSentences:
         assert len(Expand(generator).run(SEEDS, num_samples=2, seed=0).texts) == 2
         result = Expand(generator).run(self.SEEDS, num_samples=2, seed=0)
         assert result.dropped["repetition"] == 8
+
+    def test_a_long_text_may_say_three_words_twice(self) -> None:
+        words = " ".join(f"word{number}" for number in range(60))
+        for times, kept in ((1, 1), (3, 0)):
+            text = f"Here one of the {words} is {'one of the ' * times}last."
+            result = Expand(Scripted(lambda _, __, text=text: text)).run(
+                self.SEEDS, num_samples=1, seed=0
+            )
+            assert len(result.texts) == kept
