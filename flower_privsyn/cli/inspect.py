@@ -83,7 +83,7 @@ def _facts(run: RunSummary) -> Iterator[tuple[str, object]]:
     if run.rounds_open and run.go_on:
         begun = ", ".join(map(str, run.rounds_open))
         yield "", f"round {begun} was begun and is lost: charged as soon as the run goes on"
-    yield run.texts_are, run.synthetic_texts
+    yield "texts", f"{run.synthetic_texts:,} {run.texts_are}"
     if "trust" in run.figures:
         yield "trust", f"{run.figures['trust']:.2f} of 1 in the sketch that was released"
     for place, sample in enumerate(run.samples[:SAMPLES], start=1):

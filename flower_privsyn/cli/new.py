@@ -19,7 +19,7 @@ EXAMPLES: Final = _PACKAGE / "examples"
 """The folder of the examples, part of the package."""
 
 NEXT_STEPS: Final = {
-    "quickstart": ("privsyn run {app}",),
+    "quickstart": ("privsyn check {app}", "privsyn run {app}"),
     "own-data": ("privsyn check {app} --set data=FILE", "privsyn run {app} --set data=FILE"),
     "existing-federation": ("privsyn run {app}",),
     "flower-datasets": ("privsyn run {app}",),
