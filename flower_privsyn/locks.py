@@ -79,7 +79,7 @@ def lock_file(path: Path, *, what: str) -> IO[str]:
                     "wait for it to end or stop it first."
                 )
             time.sleep(_LOCK_POLL_SECONDS)
-        removed = not path.exists() or not os.path.samestat(os.fstat(file.fileno()), path.stat())
+        removed = os.fstat(file.fileno()).st_nlink == 0
     except OSError as error:  # also of a file system that knows no locks
         raise RunDirectoryError(
             f"The lock file {path} cannot be locked: {error.strerror or error}."

@@ -59,8 +59,8 @@ class ExpandResult:
             text kept before, white space aside), ``"copy-of-example"`` (of a seed in its own
             prompt), ``"surplus"`` (generated in the last batch, but no longer wanted) and, where
             the seeds are whole sentences, ``"no-sentence"`` (it begins in the middle of one, ends
-            none or has fewer than eight words) and ``"repetition"`` (of
-            three words, more than once in thirty).
+            none or has fewer than eight words) and ``"repetition"`` (of three words, more than one
+            triple in thirty).
     """
 
     texts: tuple[str, ...]
