@@ -1,63 +1,76 @@
 """The commands of `privsyn`, in the order of its help.
 
-Their files import what they work with inside their functions, so that the help loads neither Flower
-nor a model library.
+A command's file is imported when the command is asked for, and imports what it works with inside
+its functions: the help of all of them loads neither Typer, Flower nor a model library.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated
+from importlib import import_module
+from typing import Final
 
-import typer
-from typer.main import get_command
+import click
 
-from flower_privsyn.cli.advise import advise
-from flower_privsyn.cli.budget import budget
-from flower_privsyn.cli.check import check
-from flower_privsyn.cli.compare import compare
-from flower_privsyn.cli.data import data
-from flower_privsyn.cli.evaluate import evaluate
-from flower_privsyn.cli.expand import expand
-from flower_privsyn.cli.inspect import inspect
-from flower_privsyn.cli.methods import methods
-from flower_privsyn.cli.new import new
-from flower_privsyn.cli.node import node
-from flower_privsyn.cli.options import PlainCommand, SeveralValues, plain_group
-from flower_privsyn.cli.report import report
-from flower_privsyn.cli.run import resume, run
 from flower_privsyn.environment import library_versions
 
+#: The commands, each with the first sentence of its help.
+_COMMANDS: Final = {
+    "new": "Write an example, or an app with a method, into a folder.",
+    "check": "Check a run before it is started; nothing is spent.",
+    "run": "Run a Flower app on this machine and follow it to its end.",
+    "resume": "Continue an interrupted run after its last finished round.",
+    "inspect": "Show what a run has done and released, or rank text by it.",
+    "evaluate": "Measure a run on held-out private text (not private).",
+    "methods": "List the methods and their papers, or the settings of METHOD.",
+    "data": "Count what a file of users holds, for its owner (not private).",
+    "compare": "Run methods on the same users and compare (not private).",
+    "advise": "Say which method was best at a measured size like yours.",
+    "expand": "Make more of what a finished run released, at no privacy cost.",
+    "report": "Write the page of a run, to be opened in a browser.",
+    "budget": "Find the noise of a privacy budget, or the epsilon of a noise.",
+    "node": "For the owner of a node: its policy, key and account.",
+}
 
-def _version(asked: bool) -> None:
+
+class _Commands(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        from flower_privsyn.cli.options import plain_command
+
+        file = "run" if cmd_name == "resume" else cmd_name
+        return plain_command(getattr(import_module(f"flower_privsyn.cli.{file}"), cmd_name))
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
+
+
+def _version(context: click.Context, _: click.Parameter, asked: bool) -> None:
     if asked:
         found = library_versions("flower-privsyn", "flwr")
         print(f"privsyn {found['flower-privsyn']} (flwr {found['flwr']})")
-        raise typer.Exit
+        context.exit()
 
 
-_group = plain_group("Differentially private synthetic text with Flower.")
-
-
-@_group.callback()
-def _privsyn(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", is_eager=True, callback=_version, help="print the versions and exit"
-        ),
-    ] = False,
-) -> None:
-    pass
-
-
-_COMMANDS: tuple[Callable[..., int], ...] = (
-    *(new, check, run, resume, inspect, evaluate, methods),
-    *(data, compare, advise, expand, report, budget),
+privsyn = _Commands(
+    "privsyn",
+    dict.fromkeys(_COMMANDS, click.Command(None)),  # their names, for what is misspelt
+    help="Differentially private synthetic text with Flower.",
+    params=[
+        click.Option(
+            ["--version"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_version,
+            help="print the versions and exit",
+        )
+    ],
+    no_args_is_help=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _one in _COMMANDS:
-    _group.command(cls=SeveralValues if _one in (compare, inspect) else PlainCommand)(_one)
-_group.add_typer(node, name="node")
-
-privsyn = get_command(_group)
 """The command `privsyn`."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import click
 import typer
 from typer.core import TyperCommand
+from typer.main import get_command
 
 
 def option(metavar: str, words: str | None = None, *names: str, show_default: bool = True) -> Any:
@@ -115,3 +116,18 @@ class SeveralValues(PlainCommand):
                 values += 1
             words.append(word)
         return super().parse_args(ctx, words)
+
+
+def plain_command(made: Callable[..., int] | typer.Typer) -> click.Command:
+    """A command of `privsyn`.
+
+    Args:
+        made: the function that does it, or a group of commands.
+    """
+    if isinstance(made, typer.Typer):
+        return get_command(made)
+    alone = plain_group("")
+    alone.command(cls=SeveralValues if made.__name__ in ("compare", "inspect") else PlainCommand)(
+        made
+    )
+    return get_command(alone)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -82,6 +83,16 @@ def test_help_is_plain(command: str, capsys: pytest.CaptureFixture[str]) -> None
     assert long.startswith(f"Usage: privsyn {command}")
     assert "\\" not in long
     assert "Arguments:" not in long  # explained in the description
+
+
+@pytest.mark.parametrize("command", privsyn.commands)
+def test_the_list_of_commands_says_the_first_sentence_of_each(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["--help"])
+    listed = dict(re.findall(r"^  (\w+) +(\S.*)$", capsys.readouterr().out, re.MULTILINE))
+    main([command, "--help"])
+    assert capsys.readouterr().out.splitlines()[2] == f"  {listed[command]}"
 
 
 @pytest.mark.parametrize("command", COMMANDS)
