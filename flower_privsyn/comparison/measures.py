@@ -351,8 +351,12 @@ def prompt_chosen(job: Job, measures: Measures) -> dict[str, Any]:
     """
     from flower_privsyn.data.chunking import token_ids
     from flower_privsyn.data.public_rows import PublicRows
-    from flower_privsyn.strategies._token_sketch import SketchedStudentConfig
-    from flower_privsyn.training.selection import LogRatioScorer, surprisal_weights
+    from flower_privsyn.training.selection import (
+        LogRatioScorer,
+        choose,
+        long_rows,
+        surprisal_weights,
+    )
 
     begun, values, like = time.monotonic(), job.values, _told(job)
     tokenizer = load_tokenizer(located(measures.plan.downstream))[0]
@@ -366,15 +370,12 @@ def prompt_chosen(job: Job, measures: Measures) -> dict[str, Any]:
     there = np.sum(parts, axis=0)
     written = np.bincount(np.concatenate(token_ids(tokenizer, like)), minlength=size)
     ratios = np.log((written + 0.5) / written.sum()) - np.log((there + 0.5) / there.sum())
-    chosen = SketchedStudentConfig(
-        epsilon=1.0,  # which is not spent
-        select_share=float(values["select-share"]),
-        least_selected=int(values["least-selected"]),
-        least_row_tokens=int(values["least-row-tokens"]),
-        most_overlap=1.0,
-    ).chosen(
+    scorer = LogRatioScorer(tokens=ratios, weights=surprisal_weights(there))
+    chosen = choose(
         public,
-        LogRatioScorer(tokens=ratios, weights=surprisal_weights(there)),
+        long_rows(scorer, int(values["least-row-tokens"])),
+        share=float(values["select-share"]),
+        least=int(values["least-selected"]),
         progress=job.progress,
     )
     texts = [public.text_of(int(index)) for index in chosen.indices]

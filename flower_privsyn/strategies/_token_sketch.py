@@ -14,7 +14,6 @@ from annotated_types import Ge, Gt, Le
 from flower_privsyn.checks import IN_PYTHON, OrZero
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located, replacing
-from flower_privsyn.progress import Progress
 from flower_privsyn.queries import JointSketch as JointSketchQuery
 from flower_privsyn.run.method import RunContext
 from flower_privsyn.run.question import Question, RecordSource, SumOfUsers
@@ -22,11 +21,11 @@ from flower_privsyn.strategies._sketch_reading import TokenSketch
 from flower_privsyn.strategies._student import StudentConfig
 
 if TYPE_CHECKING:
-    from flower_privsyn.data.public_rows import PublicRows, TokenRows
+    from flower_privsyn.data.public_rows import PublicRows
     from flower_privsyn.models.bias import LogitBias
     from flower_privsyn.training.causal import FineTuning
     from flower_privsyn.training.distillation import Distillation
-    from flower_privsyn.training.selection import Scorer, Selection
+    from flower_privsyn.training.selection import Selection
 
 
 Float64Array = npt.NDArray[np.float64]
@@ -108,36 +107,6 @@ class SketchedStudentConfig(StudentConfig):
             max_tokens_per_user=self.max_tokens_per_user,
             max_occurrences=self.max_occurrences,
         )
-
-    def scorer_of_long_rows(self, scorer: Scorer) -> Scorer:
-        """The same scores, and -inf for fewer tokens than `least_row_tokens`."""
-
-        def score(rows: TokenRows) -> Float64Array:
-            return np.where(rows.lengths < self.least_row_tokens, -np.inf, scorer(rows))
-
-        return score
-
-    def chosen(self, public: PublicRows, scorer: Scorer, *, progress: Progress) -> Selection:
-        """The rows of public text that are wanted most.
-
-        Args:
-            public: of which the share is chosen, and no fewer than the least.
-            scorer: how much each is wanted.
-            progress: where the step is shown.
-        """
-        from flower_privsyn.training.selection import select
-
-        scorer, scores = self.scorer_of_long_rows(scorer), []
-        with progress.stage("Choose public text", len(public)) as stage:
-            for chunk in public.chunks():
-                scores.append(scorer(chunk))
-                stage.update(len(chunk))
-            return select(
-                public,
-                np.concatenate(scores),
-                count=max(round(self.select_share * len(public)), self.least_selected),
-                most_overlap=self.most_overlap if self.select_share < 1 else 1.0,
-            )
 
 
 #: Of so many chosen rows one must hold whole sentences.
@@ -320,10 +289,17 @@ class SketchedStudent:
     def __init__(
         self, config: SketchedStudentConfig, text: SketchedText, releases: Sequence[SumOfUsers]
     ) -> None:
+        from flower_privsyn.training.selection import choose, long_rows
+
         self._config, self._text, self._releases = config, text, releases
         self.sketch = text.read(releases)
-        self.selection = config.chosen(
-            text.public, self.sketch.scorer(), progress=text.place.progress
+        self.selection = choose(
+            text.public,
+            long_rows(self.sketch.scorer(), config.least_row_tokens),
+            share=config.select_share,
+            least=config.least_selected,
+            most_overlap=config.most_overlap,
+            progress=text.place.progress,
         )
         self.texts = [text.public.text_of(int(index)) for index in self.selection.indices]
         self.sentences = text.sentences_of(self.selection)

@@ -211,6 +211,7 @@ class AskedOnce(Method):
         from flower_privsyn.data.chunking import token_ids
         from flower_privsyn.data.public_rows import TokenRows
         from flower_privsyn.strategies._synthesis import expand_resumably, refuse_nothing
+        from flower_privsyn.training.selection import long_rows
 
         config = self.config
         shown = student.sentences[: config.synthetic_samples]
@@ -230,7 +231,7 @@ class AskedOnce(Method):
         )
         refuse_nothing(records, dropped, num_samples=wanted, generator=expand.generator.name)
         rows = token_ids(need(self._text).tokenizer, [str(record["text"]) for record in records])
-        scorer = config.scorer_of_long_rows(student.sketch.scorer())
+        scorer = long_rows(student.sketch.scorer(), config.least_row_tokens)
         scores = scorer(TokenRows.of(rows))
         best = np.sort(np.argsort(-scores, kind="stable")[:count])
         return [records[index] for index in best.tolist()], dropped

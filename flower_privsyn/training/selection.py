@@ -38,6 +38,7 @@ from flower_privsyn.training.tokens import (
 
 if TYPE_CHECKING:
     from flower_privsyn.data.public_rows import PublicRows
+    from flower_privsyn.progress import Progress
 
 Float64Array = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -192,6 +193,47 @@ def select(
         num_rows=len(rows),
         overlapping=overlapping,
     )
+
+
+def long_rows(scorer: Scorer, least: int) -> Scorer:
+    """The same scores, and minus infinity for rows of fewer tokens than `least`."""
+
+    def score(rows: TokenRows) -> Float64Array:
+        return np.where(rows.lengths < least, -np.inf, scorer(rows))
+
+    return score
+
+
+def choose(
+    public: PublicRows,
+    scorer: Scorer,
+    *,
+    share: float,
+    least: int,
+    most_overlap: float = 1.0,
+    progress: Progress,
+) -> Selection:
+    """Score public text and choose the rows of it that are wanted most.
+
+    Args:
+        public: the rows.
+        scorer: how much each is wanted.
+        share: in (0, 1], of the rows, which is chosen.
+        least: rows that are chosen at least, where there are so many.
+        most_overlap: as `select` has it; nothing is left out where all are chosen.
+        progress: where the step is shown.
+    """
+    scores = []
+    with progress.stage("Choose public text", len(public)) as stage:
+        for chunk in public.chunks():
+            scores.append(scorer(chunk))
+            stage.update(len(chunk))
+        return select(
+            public,
+            np.concatenate(scores),
+            count=max(round(share * len(public)), least),
+            most_overlap=most_overlap if share < 1 else 1.0,
+        )
 
 
 def _ngrams(row: IntArray) -> set[int]:

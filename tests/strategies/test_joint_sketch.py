@@ -30,7 +30,9 @@ from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.directory import TRAINED_WRITER, WRITTEN, writer_in
 from flower_privsyn.strategies import JointSketch, JointSketchConfig
 from flower_privsyn.testing import EchoGenerator, flower_identity
+from flower_privsyn.training import selection
 from flower_privsyn.training.bias import save_biased, unlearnt
+from flower_privsyn.training.selection import long_rows
 from flower_privsyn.training.tokens import first_token, scored, token_rows
 from tests.support.federation import asked, embedding_nodes, make_users
 from tests.support.generation_server import Server
@@ -248,13 +250,12 @@ class TestWriting:
         self, federation: Builder, config: Builder, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         found: list[np.ndarray] = []
-        scorer_of = JointSketchConfig.scorer_of_long_rows
 
-        def noting(config: JointSketchConfig, sketch: Any) -> Any:
-            scorer = scorer_of(config, sketch)
+        def noting(*scored_by: Any) -> Any:
+            scorer = long_rows(*scored_by)
             return lambda rows: found.append(scorer(rows)) or found[-1]
 
-        monkeypatch.setattr(JointSketchConfig, "scorer_of_long_rows", noting)
+        monkeypatch.setattr(selection, "long_rows", noting)
         settings = config(noise_multiplier=0.0, synthesis="written", synthetic_samples=5, best_of=3)
         strategy = JointSketch(settings, generator=EchoGenerator())
         strategy.start(federation(make_users(20)))
@@ -349,12 +350,10 @@ class TestResume:
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        from flower_privsyn.strategies import _token_sketch as sketched_text
-
         def die(*args: Any, **kwargs: Any) -> None:
             raise Killed
 
-        monkeypatch.setattr(sketched_text.SketchedStudentConfig, "chosen", die)
+        monkeypatch.setattr(selection, "choose", die)
         with pytest.raises(Killed):
             JointSketch(config()).start(federation())
         monkeypatch.undo()

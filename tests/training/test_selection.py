@@ -16,6 +16,7 @@ from flower_privsyn.training.selection import (
     NGRAM,
     LogRatioScorer,
     likelihoods,
+    long_rows,
     select,
     surprisal_weights,
 )
@@ -57,6 +58,11 @@ def by_definition(
 class TestScores:
     rows = corpus(40, seed=1)
     ratios = np.random.default_rng(2).normal(size=V)
+
+    def test_a_row_of_few_tokens_scores_below_all_others(self) -> None:
+        rows = TokenRows.of(np.arange(count) for count in (3, 4, 9))
+        scores = long_rows(lambda rows: -rows.lengths.astype(np.float64), 4)(rows)
+        assert scores.tolist() == [-np.inf, -4, -9]
 
     def test_by_tokens(self) -> None:
         mean = LogRatioScorer(tokens=self.ratios)(TokenRows.of(self.rows))

@@ -12,7 +12,6 @@ from flower_privsyn.data.public_rows import TokenRows
 from flower_privsyn.embedding import load_tokenizer
 from flower_privsyn.errors import RunDirectoryError
 from flower_privsyn.report.sketch_file import SKETCH_FILE, read_sketch
-from flower_privsyn.strategies import JointSketchConfig
 from flower_privsyn.strategies._sketch_reading import BlockReading, TokenSketch
 
 
@@ -63,21 +62,6 @@ def test_score_is_the_mean_log_ratio_of_a_row(sketch: TokenSketch) -> None:
     np.testing.assert_allclose(
         sketch.scorer()(rows), [np.log(3.0) / 2, np.log(10.0) / 2, 0.0], atol=1e-12
     )
-
-
-def test_a_text_of_few_tokens_scores_below_all_others(
-    sketch: TokenSketch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        TokenSketch,
-        "scorer",
-        lambda self: lambda rows: -rows.lengths.astype(np.float64),
-    )
-    config = JointSketchConfig(epsilon=1.0, least_row_tokens=4)
-    rows = TokenRows.of(np.arange(count) for count in (3, 4, 9))
-    scores = config.scorer_of_long_rows(sketch.scorer())(rows)
-    assert scores[0] == -np.inf
-    assert scores[1] > scores[2] > -np.inf
 
 
 @pytest.mark.parametrize(("error", "way"), [(0.0, 0.0), (100.0, 1.0)])
