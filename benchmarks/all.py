@@ -1,72 +1,51 @@
-"""Every benchmark in one go: one table of ratios against floors and peers.
+"""Every work of the package in one table of ratios, below 1 where the package is faster.
 
-    python -m benchmarks.all [--only nearest_neighbor embedding]
+    python -m benchmarks.all [votes training ...]
 
-Each benchmark runs in a process of its own, one after the other, at a size of a minute or two;
-`python -m benchmarks.NAME` runs one at any size. A floor is what nobody can do without, a peer how
-others do the same; below 1 the package is faster.
+Ten minutes on two idle cores. Each runs in a process of its own, one after the other, on one thread
+unless it says so. How a run grows is another command, `python -m benchmarks.growth`.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib
-import io
-import multiprocessing
-import sys
+import os
+import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 
-from benchmarks import Ratio, shown
+from benchmarks import TABLE, apart, machine
 
-#: Every benchmark, and what it is given here.
-BENCHMARKS: dict[str, str] = {
-    "nearest_neighbor": "--users 1000 --repeats 3",
-    "similarity": "--users 10000 --few 1000",
-    "embedding": "--texts 100",
-    "local_training": "--model privsyn-tiny --users 32",
-    "generation": "--models privsyn-lm smollm2-135m --batches 32 --texts 256",
-    "joint_sketch": "",
-    "secure_aggregation": "--nodes 16 100 --numbers 2048 18000",
-    "growth": "--users 1000 10000 --nodes --candidates --rounds",
-}
+FILES = {path.stem for path in Path(__file__).parent.glob("*.py")}
+NAMES = sorted(FILES - {"__init__", "all", "growth"})
 
 
-def run(name: str) -> tuple[list[Ratio], str]:
-    """One benchmark in this process: its ratios, and "" or why there are none.
+def run(name: str) -> list[str]:
+    """Rows of the table by one benchmark, in this process.
 
     Args:
-        name: a key of `BENCHMARKS`.
+        name: of `NAMES`.
     """
-    silent = io.StringIO()
-    with contextlib.redirect_stdout(silent), contextlib.redirect_stderr(silent):
-        try:
-            benchmark = importlib.import_module(f"benchmarks.{name}")
-            ratios: list[Ratio] = benchmark.main(BENCHMARKS[name].split())
-        except (Exception, SystemExit) as error:
-            return [], f"{type(error).__name__}: {error}"
-    return ratios, ""
+    return [one.row() for one in importlib.import_module(f"benchmarks.{name}").measure()]
 
 
-def main(given: Sequence[str] | None = None) -> list[Ratio]:
+def main(given: Sequence[str] | None = None) -> None:
     """Run them and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", nargs="+", choices=BENCHMARKS, default=list(BENCHMARKS))
-    arguments = parser.parse_args(given)
-    found, failed = list[Ratio](), list[str]()
-    for name in arguments.only:
-        print(f"{name} ...", file=sys.stderr, flush=True)
-        # What one loads and sets must not speed up or slow down the next.
-        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as alone:
-            ratios, why = alone.submit(run, name).result()
-        found += ratios
-        failed += [f"\nFailed: {name} ({why})."] if why else []
-    shown(found)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("names", nargs="*", default=NAMES, help=", ".join(NAMES))
+    names = parser.parse_args(given).names
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    begun, failed = time.monotonic(), []
+    print(f"{machine()}\n\n{TABLE}", flush=True)
+    for name in names:
+        try:
+            print(*apart(run, name), sep="\n", flush=True)
+        except (Exception, SystemExit) as error:
+            failed.append(f"Failed: {name} ({type(error).__name__}: {error}).")
+    print(f"\n{(time.monotonic() - begun) / 60:.1f} minutes")
     if failed:
-        print(*failed, sep="\n")
-        raise SystemExit(1)
-    return found
+        raise SystemExit("\n".join(failed))
 
 
 if __name__ == "__main__":

@@ -1,69 +1,65 @@
-"""How a round grows with users, nodes, candidates and rounds, beside the products nobody can avoid.
+"""How a run grows with users, nodes, candidates and rounds, and with the rows of public text.
 
-    python -m benchmarks.growth [--users 1000 10000 100000 1000000] [--nodes 1 10 100 1000]
-                                [--candidates 1024 4096 16384] [--rounds 10 100 1000]
+    python -m benchmarks.growth [users nodes ...]
 
-One of the four varies and the others stay at `STILL`; every point runs in a process of its own, the
-nodes one after the other in it. The package's whole private path is in it: requests, answers, sums,
-ledger and noise; models are not, whose time does not depend on how many users there are. So the
-candidates are random, others in every round, and a text's vector is drawn by its hash. A round's
-CPU seconds are those between its question and the next one's; memory is the process's at its peak,
-with the file of users and their records in it. Last comes each line's slope on two logarithmic
-scales: 1 is in proportion.
+One of them varies and the others stay at `STILL`; every point runs in a process of its own, the
+nodes one after the other in it. A point is a round of votes; of rounds all of them. The package's
+whole private path is in it: requests, answers, sums, ledger and noise; models are not, whose time
+does not depend on how many users there are. So the candidates are random, others in every round,
+and a text's vector is made of its hash. Public text is cut into rows and stored, and its
+rows are scored and chosen by tokens and overlap.
+
+Memory is a process's at its peak, with the files that it maps. The slope is that of CPU seconds on
+two logarithmic scales: 1 is in proportion, and at most 1.05 is aimed at; for a million users, at
+most 60 s of the clock a round and 4 GiB.
 """
 
 from __future__ import annotations
 
 import argparse
-import multiprocessing
+import json
 import resource
-import statistics
 import tempfile
 import time
-import zlib
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, final
 
 import numpy as np
-import numpy.typing as npt
 
-from benchmarks import Ratio, operations_per_second, unit_rows
+from benchmarks import apart, machine, unit_rows
+from flower_privsyn.testing import HashEmbedder, LoopbackGrid, flower_identity
 
 DIMENSION, SAMPLES, TEXTS = 384, 5, 6144
-METHODS = ("votes", "similarities")
 STILL = {"users": 10_000, "nodes": 16, "candidates": 2048, "rounds": 4}
 #: Where rounds vary, what a round itself takes should be little.
 OF_ROUNDS = {"users": 200, "nodes": 2, "candidates": 64}
+POINTS = {
+    "users": (1000, 10_000, 100_000, 1_000_000),
+    "nodes": (1, 10, 100, 1000),
+    "candidates": (1024, 4096, 16_384),
+    "rounds": (10, 100, 1000),
+    "rows": (40_000, 400_000, 4_000_000),
+}
+#: Of a row of public text: fewer than 64 tokens.
+WORDS = 24
 
 
-class HashVectors:
-    """Unit vectors that a text's hash draws: a model that costs nothing."""
+def clocks() -> np.ndarray:
+    """(2,) CPU seconds of this process, and seconds of the clock."""
+    return np.array([time.process_time(), time.perf_counter()])
 
-    dimension = DIMENSION
-    fingerprint = f"hash-{DIMENSION}"
 
-    @property
-    def tokenizer(self) -> Any:
-        """One token a text: each is one record."""
-        from tokenizers import Tokenizer, models
+# ---- private path --------------------------------------------------------------------------------
 
-        return Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
 
-    def embed(
-        self, texts: Sequence[str], *, progress: Callable[[int], None] | None = None
-    ) -> npt.NDArray[np.float32]:
-        """(n, 384) float32."""
-        vectors = np.concatenate(
-            [
-                unit_rows(np.random.default_rng(zlib.crc32(text.encode())), 1, DIMENSION)
-                for text in texts
-            ]
-        )
-        if progress is not None:
-            progress(len(texts))
-        return vectors
+class HashVectors(HashEmbedder):
+    """Makes the vector of equal texts once: a model that costs little."""
+
+    def embed(self, texts: Sequence[str], **progress: Any) -> np.ndarray:
+        """(n, dimension) float32."""
+        different, place = np.unique(texts, return_inverse=True)
+        return super().embed(different.tolist(), **progress)[place]
 
 
 def population(path: Path, users: int) -> None:
@@ -77,129 +73,123 @@ def population(path: Path, users: int) -> None:
     pq.write_table(pa.table(columns, names=["client_id", "text"]), path)
 
 
-def measured(method: str, users: int, nodes: int, candidates: int, rounds: int) -> dict[str, float]:
-    """One run: CPU seconds of a round and of all rounds, and gigabytes at the peak."""
+def a_run(*, users: int, nodes: int, candidates: int, rounds: int) -> np.ndarray:
+    """What each of its rounds takes, (rounds, 2) as `clocks`."""
+    from flower_privsyn import strategies
     from flower_privsyn.client_apps.handlers import create_client_app
     from flower_privsyn.data import load_users
-    from flower_privsyn.queries import MeanSimilarity, NearestNeighborHistogram, Query
-    from flower_privsyn.strategies import (
-        Method,
-        PrivateSumConfig,
-        PrivateSumStrategy,
-        Question,
-        RecordSource,
-        ReleasedSum,
-        RunContext,
-        State,
-    )
-    from flower_privsyn.testing import LoopbackGrid, flower_identity
+    from flower_privsyn.queries import NearestNeighborHistogram
 
-    query: Query = (
-        MeanSimilarity(max_samples=SAMPLES)
-        if method == "similarities"
-        else NearestNeighborHistogram(max_samples=SAMPLES)
-    )
-    began: dict[int, float] = {}
+    query, vectors = NearestNeighborHistogram(max_samples=SAMPLES), HashVectors(DIMENSION)
+    begun: dict[int, np.ndarray] = {}
 
-    class Asking(Method):
+    class Asking(strategies.Method):
         """The question about random candidates, round after round."""
 
         queries = (query,)
 
-        def setup(self, place: RunContext) -> tuple[RecordSource, ...]:
+        def setup(self, place: strategies.RunContext) -> tuple[strategies.RecordSource, ...]:
             self.place = place
-            return (RecordSource(fingerprint=HashVectors.fingerprint, dimension=DIMENSION),)
+            return (strategies.RecordSource(fingerprint=vectors.fingerprint, dimension=DIMENSION),)
 
-        def ask(self, state: State, number: int) -> Question:  # noqa: ARG002
-            began.setdefault(number, time.process_time())
+        def ask(self, state: Any, number: int) -> strategies.Question:  # noqa: ARG002
+            begun.setdefault(number, clocks())
             drawn = unit_rows(np.random.default_rng(number), candidates, DIMENSION)
-            if isinstance(query, MeanSimilarity):
-                return Question(query, query.broadcast(drawn, prompt=np.arange(candidates) // 10))
-            return Question(query, {"candidates": drawn})
+            return strategies.Question(query, {"candidates": drawn})
 
-        def step(self, state: State, release: ReleasedSum, scratch: Path) -> State:  # noqa: ARG002
+        def step(self, state: Any, release: strategies.ReleasedSum, scratch: Path) -> Any:  # noqa: ARG002
             return state
 
-        def finish(self, state: State) -> dict[str, Any]:  # noqa: ARG002
-            began[rounds + 1] = time.process_time()
+        def finish(self, state: Any) -> dict[str, Any]:  # noqa: ARG002
+            begun[rounds + 1] = clocks()
             return {}
 
     @final
-    class Strategy(PrivateSumStrategy):
+    class Strategy(strategies.PrivateSumStrategy):
         """That asks it."""
 
     with tempfile.TemporaryDirectory() as folder, flower_identity():
-        file = Path(folder) / "users.parquet"
-        population(file, users)
+        population(file := Path(folder) / "users.parquet", users)
         everybody = load_users(file)
-        config = PrivateSumConfig(
-            num_rounds=rounds, num_nodes=nodes, max_samples=SAMPLES, noise_multiplier=1.0,
-            accept_noise=True, run_dir=str(Path(folder) / "run"),
-        )  # fmt: skip
+        config = strategies.PrivateSumConfig(
+            num_rounds=rounds,
+            num_nodes=nodes,
+            max_samples=SAMPLES,
+            noise_multiplier=1.0,
+            accept_noise=True,
+            run_dir=f"{folder}/run",
+        )
         app = create_client_app(
             lambda context: everybody.partition(
                 partition_id=int(context.node_config["partition-id"]), num_partitions=nodes
             ),
-            embedder=lambda name, precision: HashVectors(),  # noqa: ARG005
+            embedder=lambda name, precision: vectors,  # noqa: ARG005
             cache_directory=Path(folder) / "cache",
         )
         Strategy(config, Asking()).start(LoopbackGrid(app, num_nodes=nodes))
-    seconds = np.diff([began[number] for number in sorted(began)])
-    return {
-        "round": statistics.median(seconds[1:]),
-        "all": float(seconds.sum()),
-        "gigabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9,
-    }
+    return np.diff([begun[number] for number in sorted(begun)], axis=0)
 
 
-def products(method: str, users: int, candidates: int) -> float:
-    """CPU seconds of the question's matrix products at the speed of a large one."""
-    rows = users * SAMPLES
-    operations = 2.0 * rows * candidates * DIMENSION
-    if method == "similarities":
-        operations = rows * DIMENSION + 2.0 * (users + candidates) * DIMENSION**2
-    return operations / operations_per_second()
+# ---- public text ---------------------------------------------------------------------------------
 
 
-def main(given: Sequence[str] | None = None) -> list[Ratio]:
+def public_text(rows: int) -> np.ndarray:
+    """Rows of random words, of which one in 200 is chosen."""
+    from flower_privsyn.data import public_texts
+    from flower_privsyn.data.public_rows import PublicRows
+    from flower_privsyn.models.pretrained import load_tokenizer
+    from flower_privsyn.training.selection import LogRatioScorer, select
+
+    generator = np.random.default_rng(0)
+    tokenizer = load_tokenizer("privsyn-tiny").backend_tokenizer
+    words = np.array(" ".join(public_texts(tokenizer=tokenizer)).split())
+    with tempfile.TemporaryDirectory() as folder:
+        with (file := Path(folder) / "public.jsonl").open("w", encoding="utf-8") as lines:
+            for _ in range(rows):
+                drawn = words[generator.integers(len(words), size=WORDS)]
+                print(json.dumps({"text": " ".join(drawn)}), file=lines)
+        begun = clocks()
+        public = PublicRows.of(str(file), tokenizer=tokenizer, max_tokens=64, cache=Path(folder))
+        scorer = LogRatioScorer(tokens=generator.normal(size=public.vocabulary))
+        scores = np.concatenate([scorer(chunk) for chunk in public.chunks()])
+        select(public, scores, count=rows // 200, most_overlap=0.5)
+        return clocks() - begun
+
+
+# ---- the table -----------------------------------------------------------------------------------
+
+
+def measured(name: str, point: int) -> tuple[float, float, float]:
+    """One point of a line: CPU seconds, seconds of the clock, and gigabytes at the peak."""
+    if name == "rows":
+        taken = public_text(point)
+    else:
+        taken = a_run(**STILL | (OF_ROUNDS if name == "rounds" else {}) | {name: point})
+        # In the first round records are made.
+        taken = taken.sum(axis=0) if name == "rounds" else np.median(taken[1:], axis=0)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+    return float(taken[0]), float(taken[1]), peak
+
+
+def row(name: str, points: Sequence[int]) -> str:
+    """One line of the table, every point in a process of its own."""
+    cpu, shown = [], []
+    for point in points:
+        seconds, clock, peak = apart(measured, name, point)
+        cpu.append(seconds)
+        shown.append(f"{point:,}: {seconds:.3g} CPU s, {clock:.3g} s, {peak:.2f} GB")
+    slope = np.polyfit(np.log(points), np.log(cpu), 1)[0]
+    return f"| {name} | {slope:.2f} | {'; '.join(shown)} |"
+
+
+def main(given: Sequence[str] | None = None) -> None:
     """Measure every line and print its slope."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--users", type=int, nargs="*", default=[1000, 10_000, 100_000, 1_000_000])
-    parser.add_argument("--nodes", type=int, nargs="*", default=[1, 10, 100, 1000])
-    parser.add_argument("--candidates", type=int, nargs="*", default=[1024, 4096, 16_384])
-    parser.add_argument("--rounds", type=int, nargs="*", default=[10, 100, 1000])
-    parser.add_argument("--methods", nargs="*", choices=METHODS, default=METHODS)
-    arguments = parser.parse_args(given)
-    found = []
-    print("method        what varies    slope    at each: CPU s a round (all rounds), peak GB")
-    for method in arguments.methods:
-        for name in STILL:
-            points: list[int] = getattr(arguments, name)
-            seconds, shown = [], []
-            for point in points:
-                size = STILL | (OF_ROUNDS if name == "rounds" else {}) | {name: point}
-                with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as own:
-                    one = own.submit(measured, method, **size).result()
-                seconds.append(one["all" if name == "rounds" else "round"])
-                shown.append(f"{point:,}: {seconds[-1]:.3g} s, {one['gigabytes']:.2f} GB")
-                if name == "users":
-                    floor = products(method, point, size["candidates"])
-                    part = f"a round of {method}, {point:,} users"
-                    found.append(
-                        Ratio(
-                            part=part,
-                            other="its products",
-                            kind="floor",
-                            ours=[seconds[-1]],
-                            theirs=[floor],
-                        )
-                    )
-            if len(points) > 1:
-                slope = np.polyfit(np.log(points), np.log(seconds), 1)[0]
-                print(f"{method:13} {name:13} {slope:6.2f}    {'; '.join(shown)}", flush=True)
-    return found
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("names", nargs="*", default=list(POINTS), help=", ".join(POINTS))
+    names = parser.parse_args(given).names
+    print(f"{machine()}\n\n| what varies | slope | at each |\n|---|---|---|", flush=True)
+    for name in names:
+        print(row(name, POINTS[name]), flush=True)
 
 
 if __name__ == "__main__":

@@ -56,9 +56,8 @@ def probe_batches(count: int) -> Iterator[tuple[str, list[list[int]]]]:
 def check_batch_invariance(embedder: Embedder) -> None:
     """Refuse an embedder whose vectors depend on what else is embedded with a text.
 
-    Some thirty short forward passes (`python -m benchmarks.embedding` measures them). That no bit
-    moves here is evidence, not proof; the proof is in how the embedder is built (*Batch invariance*
-    of `SentenceTransformerEmbedder`).
+    Some thirty short forward passes. That no bit moves here is evidence, not proof; the proof is in
+    how the embedder is built (*Batch invariance* of `SentenceTransformerEmbedder`).
 
     Args:
         embedder: any embedder, your own included.

@@ -1,41 +1,59 @@
-"""`python -m benchmarks.all` leaves no benchmark out, and says what it left out of them."""
+"""`python -m benchmarks.all` says what each work takes beside others, and who is not installed."""
 
 from __future__ import annotations
-
-import ast
-from pathlib import Path
 
 import pytest
 
 import benchmarks
 from benchmarks import all as together
-
-FOLDER = Path(benchmarks.__file__).parent
-#: Parts that benchmarks are made of.
-PARTS = {"__init__", "all"}
+from benchmarks import joint_sketch, secure_aggregation, similarity, votes
 
 
-def test_every_module_is_run() -> None:
-    modules = {path.stem for path in FOLDER.glob("*.py")}
-    assert modules - PARTS == set(together.BENCHMARKS)
-
-
-@pytest.mark.parametrize("name", [*together.BENCHMARKS, "all"])
-def test_every_benchmark_has_the_same_entrance(name: str) -> None:
-    # Read, not imported: some load every model library there is.
-    tree = ast.parse((FOLDER / f"{name}.py").read_text(encoding="utf-8"))
-    (main,) = (
-        node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "main"
+def test_a_work_beside_others() -> None:
+    done: list[str] = []
+    ratios = benchmarks.compared(
+        "adding",
+        lambda: done.append("ours"),
+        benchmarks.Other("floor", lambda: done.append("floor"), 0.5),
+        benchmarks.Other("peer", None),
+        repeats=2,
+        unit="s",
     )
-    assert ast.unparse(main.args) == "given: Sequence[str] | None=None"
-    assert main.returns is not None
-    assert ast.unparse(main.returns) == "list[Ratio]"
+    # There and back again, and the first time counts for nobody.
+    assert done == ["floor", "ours", "ours", "floor", "floor", "ours"]
+    assert [(len(one.ours), len(one.theirs)) for one in ratios] == [(2, 2), (2, 0)]
+    assert "| 0.5 |" in ratios[0].row()
+    assert "not installed" in ratios[1].row()
 
 
-def test_a_small_benchmark_gives_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    small = "--users 30 --samples 2 --dimension 8 --candidates 16 8 --repeats 1"
-    monkeypatch.setitem(together.BENCHMARKS, "nearest_neighbor", small)
-    ratios, why = together.run("nearest_neighbor")
-    assert why == ""
-    assert [(one.other, one.kind) for one in ratios] == [("sgemm", "floor")] * 2
-    assert ratios[0].ratio > 0
+def test_least_and_median() -> None:
+    one = benchmarks.Ratio(
+        part="votes", other=benchmarks.Other("sgemm", None), ours=[2, 3, 9], theirs=[4, 3, 3]
+    )
+    assert one.row() == "| votes | sgemm |  | 0.50 | 1.00 | 3 CPU s |"
+
+
+@pytest.mark.parametrize(
+    "ratios",
+    [
+        lambda: votes.measure(users=30, candidates=16),
+        lambda: similarity.measure(users=30, candidates=20),
+        lambda: joint_sketch.measure(users=30),
+        lambda: secure_aggregation.measure(nodes=(16,), numbers=8),
+    ],
+    ids=["votes", "similarity", "joint_sketch", "secure_aggregation"],
+)
+def test_small_benchmarks(ratios: object) -> None:
+    assert callable(ratios)
+    for one in ratios():
+        assert min(one.ours) > 0
+        assert not one.theirs or min(one.theirs) > 0
+
+
+def test_one_that_fails_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    with pytest.raises(SystemExit, match="nothing"):
+        together.main(["nothing"])
+    assert benchmarks.machine().partition(" load")[0] in capsys.readouterr().out
