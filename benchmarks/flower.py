@@ -9,6 +9,7 @@ of the clock from one round's messages to the next one's.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import tempfile
@@ -41,7 +42,7 @@ def measure(*, model: str = "privsyn-tiny", users: int = 32, rounds: int = 4) ->
         flowers_client(model, [local.encode(own) for own in texts]),
         nodes=users,
     )
-    ours = simulated(lambda grid: our_strategy(grid, model, rounds), our_client(texts), nodes=NODES)
+    ours = simulated(lambda grid: our_strategy(grid, model, rounds), OurClient(texts), nodes=NODES)
     return [
         Ratio(
             part=f"a round of training in Flower, {model}, {users} users",
@@ -79,15 +80,8 @@ def simulated(strategy: Callable[[Grid], object], client: ClientApp, *, nodes: i
         # By default Ray lets its workers yield to every other process of the machine.
         "RAY_worker_niceness": "0",
     }
-    run_simulation(
-        app,
-        client,
-        num_supernodes=nodes,
-        backend_config={
-            "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
-            "init_args": {"num_cpus": 2},
-        },
-    )
+    cpus: Any = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": 2}}
+    run_simulation(app, client, num_supernodes=nodes, backend_config=cpus)
     return np.diff(begun)[1:].tolist()
 
 
@@ -106,8 +100,7 @@ def flowers_client(name: str, users: list[Samples]) -> ClientApp:
             for key, value in named.items():
                 value.copy_(arrays[key])
         optimiser = torch.optim.SGD(model.parameters(), lr=RATE)
-        samples = users[int(context.node_config["partition-id"])]
-        for tokens, labels in batches(samples):
+        for tokens, labels in batches(users[int(context.node_config["partition-id"])]):
             optimiser.zero_grad()
             loss(model, tokens, labels).backward()
             optimiser.step()
@@ -127,8 +120,21 @@ def flowers_strategy(grid: Grid, model: str, users: int, rounds: int) -> None:
     ).start(grid, ArrayRecord(start), num_rounds=rounds)
 
 
-def our_client(texts: list[list[str]]) -> ClientApp:
-    """The ready client app, over the same users dealt to the nodes."""
+class OurClient(ClientApp):
+    """The ready client app, which stays in a worker process as under `flwr run`."""
+
+    def __init__(self, texts: list[list[str]]) -> None:
+        super().__init__()
+        self._texts = tuple(map(tuple, texts))
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Answer a message."""
+        return our_client(self._texts)(message, context)
+
+
+@functools.cache
+def our_client(texts: tuple[tuple[str, ...], ...]) -> ClientApp:
+    """The same users, dealt to the nodes."""
     from flower_privsyn.client_apps.handlers import create_client_app
     from flower_privsyn.client_apps.training import LocalTraining
     from flower_privsyn.data import Users

@@ -32,12 +32,9 @@ def plainly(fill: MaskFill, texts: Sequence[str]) -> Work:
     def work() -> list[str]:
         written = []
         for start in range(0, len(texts), BATCH):
+            part = list(texts[start : start + BATCH])
             rows = tokenizer(
-                list(texts[start : start + BATCH]),
-                truncation=True,
-                padding=True,
-                return_special_tokens_mask=True,
-                return_tensors="pt",
+                part, padding=True, return_special_tokens_mask=True, return_tensors="pt"
             )
             ids, special = rows["input_ids"], rows["special_tokens_mask"].bool()
             for _ in range(STEPS):
