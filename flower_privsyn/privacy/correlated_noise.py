@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from flower_privsyn.checks import check_whole
 from flower_privsyn.errors import ConfigError, LedgerError
 from flower_privsyn.files import replacing
-from flower_privsyn.privacy.factorisation import Factorisation
+from flower_privsyn.privacy.factorisation import Factorisation, Memory
 from flower_privsyn.privacy.randomness import RandomSource
 
 _STREAM = re.compile(r"[0-9a-f]{32}")
@@ -176,7 +176,7 @@ class CorrelatedNoise:
         self._correlation = correlation
         self._random = random
         self._path = path
-        self._recurrence = correlation.factorisation.recurrence()
+        self._memory: Memory = {}
         self._step = 0
         self._size: int | None = None
         self._prepared: NDArray[np.float64] | None = None
@@ -229,7 +229,8 @@ class CorrelatedNoise:
         self._size = size
         self._prepared = None
         for _ in range(step - self._step):
-            noise = self._recurrence.next(lambda: self._innovation(size))
+            innovation = self._innovation(size)
+            noise = self._correlation.factorisation.next_noise(innovation, self._memory)
             self._step += 1
         self._save()
         self._prepared = noise
@@ -280,10 +281,8 @@ class CorrelatedNoise:
 
     def _save(self) -> None:
         finished = self._step == self._correlation.factorisation.rounds
-        memory: dict[str, Any] = {}
-        if not finished:
-            kept = self._recurrence.memory
-            memory = {f"memory.{key}": array for key, array in kept.items()}
+        kept = {} if finished else self._memory
+        memory: dict[str, Any] = {f"memory.{key}": array for key, array in kept.items()}
         try:
             with (
                 replacing(self._path, for_the_owner=True) as temporary,
@@ -314,6 +313,4 @@ class CorrelatedNoise:
             )
         self._step, self._size = int(step), int(size)
         if self._step < self._correlation.factorisation.rounds:
-            self._recurrence.memory = {
-                key.removeprefix("memory."): array for key, array in arrays.items()
-            }
+            self._memory = {key.removeprefix("memory."): one for key, one in arrays.items()}

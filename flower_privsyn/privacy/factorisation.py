@@ -31,8 +31,8 @@ from flower_privsyn.checks import Described, check_number, check_whole
 from flower_privsyn.errors import ConfigError
 
 Vector: TypeAlias = NDArray[np.float64]
-#: Draws one innovation vector, standard normal in every coordinate.
-Draw: TypeAlias = Callable[[], Vector]
+#: What the noise of later rounds takes up, by name. Secret: with the releases it gives sums away.
+Memory: TypeAlias = dict[str, NDArray[Any]]
 
 #: Each takes a vector of the rounds to know the sensitivity, and one of the release to make noise.
 _MOST_BUFFERS = 16
@@ -43,27 +43,6 @@ _WORTH_A_BUFFER = 1e-3
 _LARGEST_DECAY = 1.0 - 1e-9
 #: Of a decay: below, a buffer is as good as gone in a round.
 _LEAST_LOGIT = -9.0
-
-
-class Recurrence(ABC):
-    """The noise of one round after the other, with the memory that it takes.
-
-    The memory is secret: together with the releases it gives the sums away.
-    """
-
-    memory: dict[str, NDArray[Any]]
-    """Named arrays: whatever recurrence they are put into, equal innovations give equal noise."""
-
-    @abstractmethod
-    def next(self, draw: Draw) -> Vector:
-        """Return the noise of the next round, in units of the innovations.
-
-        Args:
-            draw: Called once or more for fresh innovations, all of one length.
-
-        Returns:
-            (m,) float64, an array of its own.
-        """
 
 
 @dataclass(frozen=True)
@@ -86,8 +65,16 @@ class Factorisation(Described, ABC):
     def _squared_sensitivity(self, min_separation: int) -> float: ...
 
     @abstractmethod
-    def recurrence(self) -> Recurrence:
-        """Return the noise from the first round on."""
+    def next_noise(self, innovation: Vector, memory: Memory) -> Vector:
+        """Return the noise of the next round, in units of the innovations.
+
+        Args:
+            innovation: (m,) standard normal variates, which may be overwritten.
+            memory: What the rounds before have left, empty before the first; brought up to date.
+
+        Returns:
+            (m,) float64, an array of its own.
+        """
 
     def sensitivity(self, min_separation: int) -> float:
         """Return the largest L2 norm behind C of one user's contributions of norm at most 1.
@@ -228,33 +215,21 @@ class BandedToeplitz(_Toeplitz):
     def _divide(self, numerator: Vector) -> Vector:
         return _filtered(np.ones(1), np.asarray(self.coefficients), numerator)
 
-    def recurrence(self) -> Recurrence:
-        """Return the noise from the first round on."""
-        return _BandedRecurrence(np.asarray(self.coefficients[1:]))
-
-
-class _BandedRecurrence(Recurrence):
-    """y_t = z_t - sum over j of c_j y_(t-j)."""
-
-    def __init__(self, coefficients: Vector) -> None:
-        self._coefficients = coefficients  # c_1, c_2, ...
-        # A ring of the noise of earlier rounds, and how many there were.
-        self.memory = {"before": np.zeros((0, 0)), "step": np.array(0)}
-
-    def next(self, draw: Draw) -> Vector:
-        noise = draw()
-        length, step = len(self._coefficients), int(self.memory["step"])
+    def next_noise(self, innovation: Vector, memory: Memory) -> Vector:
+        """Return y_t = z_t - sum over j of c_j y_(t-j); see `Factorisation.next_noise`."""
+        length = self.bands - 1
         if not length:
-            return noise
-        if not step:
-            self.memory["before"] = np.zeros((length, len(noise)))
-        before = self.memory["before"]
+            return innovation
+        if not memory:
+            # A ring of the noise of earlier rounds, and how many there were.
+            memory |= {"before": np.zeros((length, len(innovation))), "step": np.array(0)}
+        before, step = memory["before"], int(memory["step"])
         # Row r holds round t - j with r = t - j mod length; rounds before the first are zero.
         lags = (step - np.arange(length) - 1) % length + 1
-        noise -= self._coefficients[lags - 1] @ before
-        before[step % length] = noise
-        self.memory["step"] += 1
-        return noise
+        innovation -= np.asarray(self.coefficients)[lags] @ before
+        before[step % length] = innovation
+        memory["step"] += 1
+        return innovation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -336,27 +311,16 @@ class BufferedLinearToeplitz(_Toeplitz):
         above, below = _inverse_of_buffers(np.asarray(self.scales), np.asarray(self.decays))
         return _filtered(above, below, numerator)
 
-    def recurrence(self) -> Recurrence:
-        """Return the noise from the first round on."""
-        return _BufferRecurrence(np.asarray(self.scales), np.asarray(self.decays))
+    def next_noise(self, innovation: Vector, memory: Memory) -> Vector:
+        """Return y_t = z_t - scales . s_t, with s_(t+1) = decays s_t + y_t.
 
-
-class _BufferRecurrence(Recurrence):
-    """y_t = z_t - scales . s_t with s_(t+1) = decays s_t + y_t."""
-
-    def __init__(self, scales: Vector, decays: Vector) -> None:
-        self._scales, self._decays = scales, decays
-        self.memory = {"sums": np.zeros((0, 0))}
-
-    def next(self, draw: Draw) -> Vector:
-        noise = draw()
-        if not self.memory["sums"].size:
-            self.memory["sums"] = np.zeros((len(self._scales), len(noise)))
-        sums = self.memory["sums"]
-        noise -= self._scales @ sums
-        sums *= self._decays[:, None]
-        sums += noise
-        return noise
+        See `Factorisation.next_noise`.
+        """
+        sums = memory.setdefault("sums", np.zeros((len(self.scales), len(innovation))))
+        innovation -= np.asarray(self.scales) @ sums
+        sums *= np.asarray(self.decays)[:, None]
+        sums += innovation
+        return innovation
 
 
 # Power series behind Toeplitz matrices, and the search for the best ones --------------------------
@@ -610,31 +574,19 @@ class TreeAggregation(Factorisation):
             squared += np.bincount(keys // self.rounds, visits**2, len(squared))
         return float(squared.max())
 
-    def recurrence(self) -> Recurrence:
-        """Return the noise from the first round on."""
-        return _TreeRecurrence(self)
-
-
-class _TreeRecurrence(Recurrence):
-    """Keeps the noise of the nodes that make up the current total, one per level."""
-
-    def __init__(self, tree: TreeAggregation) -> None:
-        self._tree = tree
-        self.memory = {"nodes": np.zeros((0, 0)), "round": np.array(0)}
-
-    def next(self, draw: Draw) -> Vector:
-        number = int(self.memory["round"]) % max(self._tree.trees) + 1
+    def next_noise(self, innovation: Vector, memory: Memory) -> Vector:
+        """Return what the round's node adds to the total; see `Factorisation.next_noise`."""
+        if not memory:
+            # Of the nodes that make up the current total, one per level.
+            levels = max(self.trees).bit_length()
+            memory |= {"nodes": np.zeros((levels, len(innovation))), "round": np.array(0)}
+        number, nodes = int(memory["round"]) % max(self.trees) + 1, memory["nodes"]
         # The largest node that the round completes; the smaller ones are in no total.
         level = next(_ones(number))
-        noise = draw()
-        if not self.memory["nodes"].size:
-            levels = max(self._tree.trees).bit_length()
-            self.memory["nodes"] = np.zeros((levels, len(noise)))
-        nodes = self.memory["nodes"]
         # The total now holds this node in place of the lower ones.
-        change: Vector = noise - nodes[:level].sum(axis=0)
-        nodes[level] = noise
-        self.memory["round"] += 1
+        change: Vector = innovation - nodes[:level].sum(axis=0)
+        nodes[level] = innovation
+        memory["round"] += 1
         return change
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from flower_privsyn.data.public_corpus import PublicCorpus
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import Phase, Plan
+from flower_privsyn.privacy.factorisation import Memory
 from flower_privsyn.queries import ModelDelta
 from flower_privsyn.run.plan import NoiseAgainstUsers
 from flower_privsyn.run.question import Diagnostic
@@ -180,13 +181,12 @@ def _public_documents() -> tuple[str, ...]:
 def _spread(phase: Phase, momentum_after: Callable[[int], float]) -> float:
     """Of the sum of all steps of length 1, over that of a round's innovations."""
     random = np.random.default_rng(1)
-    recurrence = None if phase.factorisation is None else phase.factorisation.recurrence()
+    memory: Memory = {}
     velocity, moved = np.zeros(_NUMBERS), np.zeros(_NUMBERS)
     for number in range(1, phase.rounds + 1):
-        if recurrence is None:
-            noise = random.standard_normal(_NUMBERS)
-        else:
-            noise = recurrence.next(lambda: random.standard_normal(_NUMBERS))
+        noise = random.standard_normal(_NUMBERS)
+        if phase.factorisation is not None:
+            noise = phase.factorisation.next_noise(noise, memory)
         velocity += noise
         moved += velocity
         velocity *= momentum_after(number)

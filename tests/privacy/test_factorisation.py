@@ -18,7 +18,7 @@ from flower_privsyn.privacy import (
     Factorisation,
     TreeAggregation,
 )
-from flower_privsyn.privacy.factorisation import _best_of, momentum_workload
+from flower_privsyn.privacy.factorisation import Memory, _best_of, momentum_workload
 from tests.support.correlated import noise_matrix, prefix_std, strategy_matrix, turns
 
 LENGTHS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 20)  # 2^k - 1, 2^k, 2^k + 1 among them
@@ -51,15 +51,10 @@ def named(value: Any) -> str:
 
 
 def linear_map(factorisation: Factorisation) -> np.ndarray:
-    """What the recurrence does to its innovations, exactly: it is fed unit vectors."""
-    width = 40 * factorisation.rounds + 50
-    count = itertools.count()
-
-    def unit() -> np.ndarray:
-        return np.eye(1, width, next(count))[0]
-
-    recurrence = factorisation.recurrence()
-    return np.stack([recurrence.next(unit) for _ in range(factorisation.rounds)])
+    """What is made of innovations, exactly: they are unit vectors."""
+    memory: Memory = {}
+    units = np.eye(factorisation.rounds)
+    return np.stack([factorisation.next_noise(unit, memory) for unit in units])
 
 
 @pytest.mark.parametrize("rounds", LENGTHS)
@@ -87,17 +82,13 @@ def test_a_stream_continues_from_its_memory() -> None:
 
 def check_memory(factorisation: Factorisation) -> None:
     generator = np.random.default_rng(5)
-    draws = [generator.standard_normal(3) for _ in range(4 * factorisation.rounds + 20)]
-    whole, parts = iter(draws), iter(draws)
-    recurrence = factorisation.recurrence()
-    expected = [recurrence.next(lambda: next(whole).copy()) for _ in range(factorisation.rounds)]
-    before = factorisation.recurrence()
-    for number in range(factorisation.rounds):
-        after = factorisation.recurrence()
-        if number:
-            after.memory = {key: array.copy() for key, array in before.memory.items()}
-        assert (after.next(lambda: next(parts).copy()) == expected[number]).all()
-        before = after
+    draws = [generator.standard_normal(3) for _ in range(factorisation.rounds)]
+    whole: Memory = {}
+    expected = [factorisation.next_noise(draw.copy(), whole) for draw in draws]
+    memory: Memory = {}
+    for draw, noise in zip(draws, expected, strict=True):
+        memory = {key: array.copy() for key, array in memory.items()}
+        assert (factorisation.next_noise(draw.copy(), memory) == noise).all()
 
 
 def test_factorisations_come_back_from_the_ledger() -> None:
