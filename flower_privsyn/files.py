@@ -21,8 +21,9 @@ import time
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from flower_privsyn.environment import CACHE, WORKING_DIRECTORY
 from flower_privsyn.errors import ConfigError, RunDirectoryError
@@ -134,8 +135,8 @@ def sha256_of(path: str | Path) -> str:
 
 
 @contextlib.contextmanager
-def replacing(path: Path, *, for_the_owner: bool = False) -> Iterator[Path]:
-    """Write a file as a whole: yields a temporary path that becomes `path` when the block ends.
+def replacing(path: Path, *, for_the_owner: bool = False) -> Iterator[BinaryIO]:
+    """Write a file as a whole: yields a temporary file that becomes `path` when the block ends.
 
     The content is on disk before the name changes; on an exception `path` stays as it was. A
     process that is killed in between leaves the temporary file (`leftovers`).
@@ -145,12 +146,12 @@ def replacing(path: Path, *, for_the_owner: bool = False) -> Iterator[Path]:
         for_the_owner: Give it mode 0600, from before its first byte.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+    temporary.unlink(missing_ok=True)  # of a killed process whose number came again
+    opener = partial(os.open, mode=0o600 if for_the_owner else 0o666)
     try:
-        if for_the_owner:
-            temporary.unlink(missing_ok=True)  # of a killed process whose number came again
-            os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-        yield temporary
-        with temporary.open("rb+") as file:
+        with open(temporary, "xb", opener=opener) as file:
+            yield file
+            file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
         sync_folder(path.parent)
@@ -181,8 +182,8 @@ def write_json(path: Path, value: Mapping[str, Any], *, for_the_owner: bool = Fa
         for_the_owner: whether nobody else may read it.
     """
     text = json.dumps(plain(value), ensure_ascii=False, indent=2) + "\n"
-    with replacing(path, for_the_owner=for_the_owner) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    with replacing(path, for_the_owner=for_the_owner) as file:
+        file.write(text.encode())
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -239,16 +240,22 @@ def append_json_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
 
     A line torn by an earlier crash is cut off first. See `plain` for what the values become.
     """
-    lines = "".join(json.dumps(plain(record), ensure_ascii=False) + "\n" for record in records)
+    lines = json_lines(records)
     with path.open("a+b") as file:
         if file.seek(0, os.SEEK_END):
             file.seek(-1, os.SEEK_END)
             if file.read() != b"\n":
                 file.seek(0)
                 file.truncate(file.read().rfind(b"\n") + 1)
-        file.write(lines.encode())
+        file.write(lines)
         file.flush()
         os.fsync(file.fileno())
+
+
+def json_lines(records: Iterable[Mapping[str, Any]]) -> bytes:
+    """Objects as JSON lines; see `plain` for what the values become."""
+    lines = (json.dumps(plain(record), ensure_ascii=False) + "\n" for record in records)
+    return "".join(lines).encode()
 
 
 def is_disk_full(error: BaseException | None) -> bool:

@@ -249,8 +249,8 @@ class RoundStore:
             held = {name: one.hex() for name, one in pack(state).items()}
             values["state"] = {"step": type(state).__name__, **held}
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with replacing(self.path, for_the_owner=True) as temporary:
-            temporary.write_text(json.dumps(values))
+        with replacing(self.path, for_the_owner=True) as file:
+            file.write(json.dumps(values).encode())
 
     def _clear(self) -> None:
         """Delete secrets that processes killed while they wrote have left of this file."""

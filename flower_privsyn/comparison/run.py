@@ -179,8 +179,8 @@ class Comparison:
             file = folder / f"{name}.jsonl"
             # What a kill before the first cell left may be of other users.
             if not (self.document_file.exists() and file.exists()):
-                with files.replacing(file) as temporary:
-                    files.append_json_lines(temporary, _rows(users))
+                with files.replacing(file) as opened:
+                    opened.write(files.json_lines(_rows(users)))
         return folder
 
     def _refuse_changed(self, job: Job) -> None:
@@ -348,8 +348,8 @@ class Comparison:
             "summary": summarise(records, counts),
         }
         files.write_json(self.document_file, document)
-        with files.replacing(self.folder / "comparison.md") as temporary:
-            temporary.write_text(markdown(document), encoding="utf-8")
+        with files.replacing(self.folder / "comparison.md") as file:
+            file.write(markdown(document).encode())
         return document
 
 

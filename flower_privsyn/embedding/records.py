@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -155,8 +155,8 @@ class RecordStore:
             return stored  # another process was faster
         try:
             self._sweep()
-            with replacing(self._path(key), for_the_owner=True) as temporary:
-                _write(temporary, records)
+            with replacing(self._path(key), for_the_owner=True) as file:
+                _write(file, records)
             self._shrink(keep=key)
             return _read(self._path(key))
         except OSError as error:
@@ -272,7 +272,7 @@ def limit_bytes() -> int:
         raise wrong_value(RECORDS_GIB, "a number of GiB, at least 0", text) from None
 
 
-def _write(path: Path, stored: StoredRecords) -> None:
+def _write(file: BinaryIO, stored: StoredRecords) -> None:
     import pyarrow as pa
 
     values = pa.array(stored.records.reshape(-1))
@@ -286,7 +286,7 @@ def _write(path: Path, stored: StoredRecords) -> None:
     # Pure ASCII: whatever an id is made of comes back as it was.
     # A batch also of a node without users, where a table would have none.
     batch = pa.record_batch(columns).replace_schema_metadata({_FACTS: json.dumps(facts)})
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, batch.schema) as writer:
+    with pa.ipc.new_file(file, batch.schema) as writer:
         writer.write_batch(batch)
 
 

@@ -149,7 +149,7 @@ class TopicHierarchy:
             arrays[f"centres-{len(level)}"] = level.centres.astype(np.float16)
             arrays[f"keywords-{len(level)}"] = _bytes(level.keywords)
             arrays[f"shares-{len(level)}"] = level.shares.astype(np.float32)
-        with replacing(path) as temporary, temporary.open("wb") as file:
+        with replacing(path) as file:
             np.savez_compressed(file, allow_pickle=False, **arrays)
 
 

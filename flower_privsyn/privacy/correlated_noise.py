@@ -284,10 +284,7 @@ class CorrelatedNoise:
         kept = {} if finished else self._memory
         memory: dict[str, Any] = {f"memory.{key}": array for key, array in kept.items()}
         try:
-            with (
-                replacing(self._path, for_the_owner=True) as temporary,
-                temporary.open("wb") as file,
-            ):
+            with replacing(self._path, for_the_owner=True) as file:
                 np.savez(
                     file,
                     stream=np.array(self._correlation.stream),

@@ -48,8 +48,8 @@ def write_run_page(
     target = run.path / "report.html" if path is None else path
     page = run_page(run, quality)
     try:
-        with replacing(target) as temporary:
-            temporary.write_text(page, encoding="utf-8")
+        with replacing(target) as file:
+            file.write(page.encode())
     except OSError as error:
         raise RunDirectoryError(
             f"The report {target} cannot be written: {error.strerror or error}."

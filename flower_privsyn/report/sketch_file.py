@@ -40,8 +40,8 @@ def write_sketch(folder: Path, blocks: Iterable[Sequence[Any]]) -> None:
             *(pa.array(np.asarray(values, dtype=np.float32)) for values in numbers),
         )
         tables.append(pa.table(dict(zip(COLUMNS, columns, strict=True))))
-    with replacing(folder / SKETCH_FILE) as temporary:
-        pq.write_table(pa.concat_tables(tables), temporary)
+    with replacing(folder / SKETCH_FILE) as file:
+        pq.write_table(pa.concat_tables(tables), file)
 
 
 def read_sketch(file: Path, *, most: int) -> dict[str, dict[str, list[dict[str, Any]]]]:

@@ -548,11 +548,10 @@ class RunDirectory:
         import pyarrow.parquet as pq
 
         rows = [files.plain(record) for record in records]
-        with files.replacing(self.synthetic_jsonl) as temporary, temporary.open("wb") as file:
-            for row in rows:
-                file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
-        with files.replacing(self.synthetic_parquet) as temporary:
-            pq.write_table(pa.Table.from_pylist(rows), temporary)
+        with files.replacing(self.synthetic_jsonl) as file:
+            file.write(files.json_lines(rows))
+        with files.replacing(self.synthetic_parquet) as file:
+            pq.write_table(pa.Table.from_pylist(rows), file)
         return len(rows)
 
     # ---------------------------------------------------------------- rounds

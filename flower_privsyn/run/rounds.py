@@ -36,7 +36,7 @@ def store_release(run: RunDirectory, release: ReleasedSum) -> None:
     num_users = np.nan if release.num_users is None else release.num_users
     header = np.array([release.noise_std, num_users], dtype=np.float64)
     target = RoundFiles(run.round_dir(release.round_number)).release
-    with replacing(target, for_the_owner=True) as temporary, temporary.open("wb") as file:
+    with replacing(target, for_the_owner=True) as file:
         # One file, so that the sum and what is known of its noise cannot be parted.
         np.save(file, release.values)
         np.save(file, header)
@@ -98,7 +98,7 @@ def keep_state(run: RunDirectory, number: int, state: State) -> State:
     if {_REST, "file"} & set(state) or any(array.dtype.hasobject for array in arrays.values()):
         raise TypeError("a state holds arrays of numbers, and no value named json or file")
     path, packed = run.path / f"checkpoint-{number:04d}.npz", json.dumps(rest).encode()
-    with replacing(path, for_the_owner=True) as temporary, temporary.open("wb") as file:
+    with replacing(path, for_the_owner=True) as file:
         np.savez(file, **{**arrays, _REST: np.frombuffer(packed, dtype=np.uint8)})
     for other in set(_kept(run)) - {path}:
         other.unlink(missing_ok=True)

@@ -149,10 +149,7 @@ class MomentSpace:
 
 
 def _save(file: Path, *, for_the_owner: bool = False, **arrays: Matrix) -> None:
-    with (
-        replacing(file, for_the_owner=for_the_owner) as temporary,
-        temporary.open("wb") as opened,
-    ):
+    with replacing(file, for_the_owner=for_the_owner) as opened:
         np.savez(opened, allow_pickle=False, **arrays)
 
 

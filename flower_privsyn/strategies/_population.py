@@ -90,8 +90,8 @@ class Population:
         if self.embeddings is not None:
             flat = pa.array(self.embeddings.reshape(-1))
             table["embedding"] = pa.FixedSizeListArray.from_arrays(flat, self.embeddings.shape[1])
-        with replacing(path, for_the_owner=True) as temporary:
-            pq.write_table(pa.table({**table, **columns}), temporary)
+        with replacing(path, for_the_owner=True) as file:
+            pq.write_table(pa.table({**table, **columns}), file)
 
     def state(self) -> State:
         """The population as a method keeps it between two rounds."""

@@ -180,7 +180,7 @@ class SketchedText:
                         f'num-bigrams = {config.num_bigrams}: public-text = "{config.public_text}" '
                         "has no two tokens beside one another; give other text, or num-bigrams = 0"
                     )
-                with replacing(file) as temporary, temporary.open("wb") as opened:
+                with replacing(file) as opened:
                     np.save(opened, found)
             bigrams = np.load(file)
         return config.sketch_question().broadcast(public.vocabulary, bigrams)

@@ -290,7 +290,7 @@ def likelihoods(
             if progress is not None:
                 progress(block.stop, len(rows))
         folder.mkdir(parents=True, exist_ok=True)
-        with replacing(file) as temporary, temporary.open("wb") as opened:
+        with replacing(file) as opened:
             np.save(opened, np.concatenate(found))
     scores: Float64Array = np.load(file, mmap_mode="r")
     return scores

@@ -142,8 +142,8 @@ def test_replacing_keeps_the_old_file_on_an_exception(tmp_path: Path) -> None:
     files.write_json(path, {"value": 1})
 
     def fail_half_way() -> None:
-        with files.replacing(path) as temporary:
-            temporary.write_text("half")
+        with files.replacing(path) as file:
+            file.write(b"half")
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
