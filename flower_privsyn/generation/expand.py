@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Container, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -45,27 +45,6 @@ _TRIPLES_TO_A_REPEAT: Final = 30
 _NO_SEED: Final = "expansion needs at least one seed that is not empty"
 
 DROP_REASONS = ("empty", "broken-character", "duplicate", "copy-of-example", "surplus")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExpandResult:
-    """What an expansion wrote.
-
-    Attributes:
-        texts: The kept texts, in the order they were kept.
-        parents: For each text the indices (into the seeds as given) that stood in its prompt.
-        dropped: How many continuations were dropped, by reason: ``"empty"``,
-            ``"broken-character"`` (tokens that make up no whole character), ``"duplicate"`` (of a
-            text kept before, white space aside), ``"copy-of-example"`` (of a seed in its own
-            prompt), ``"surplus"`` (generated in the last batch, but no longer wanted) and, where
-            the seeds are whole sentences, ``"no-sentence"`` (it begins in the middle of one, ends
-            none or has fewer than eight words) and ``"repetition"`` (of three words, more than one
-            triple in thirty).
-    """
-
-    texts: tuple[str, ...]
-    parents: tuple[tuple[int, ...], ...]
-    dropped: Mapping[str, int]
 
 
 class Expand:
@@ -161,7 +140,7 @@ class Expand:
         kept: int = 0,
         attempts: int = 0,
         known: Sequence[str] = (),
-    ) -> ExpandResult:
+    ) -> Expanded:
         """Write new texts.
 
         Args:
@@ -192,7 +171,7 @@ class Expand:
         num_chosen = min(self.num_examples, len({flat[index] for index in pool}))
         max_attempts = num_samples * _MOST_ATTEMPTS
         missing = max(0, num_samples - kept)
-        found = _Kept(missing, whole=mostly_whole(flat), known=known)
+        found = Expanded(missing, whole=mostly_whole(flat), known=known)
         while found.missing and attempts < max_attempts:
             # As many as will probably be missing, given the share kept so far.
             share = max(kept + len(found.texts), 1) / attempts if attempts else 1.0
@@ -218,11 +197,7 @@ class Expand:
                 found.take(self._parsed(prompt, text), group, examples)
             if len(found.texts) > first and on_batch is not None:
                 on_batch(found.texts[first:], found.parents[first:], attempts)
-        return ExpandResult(
-            texts=tuple(found.texts),
-            parents=tuple(found.parents),
-            dropped=dict(found.dropped),
-        )
+        return found
 
     def _rendered(self, examples: Sequence[str]) -> str:
         if self._prompt is not None:
@@ -238,14 +213,25 @@ class Expand:
         return self._prompt.parse(text)
 
 
-class _Kept:
-    """The texts of an expansion so far, and why others were dropped.
+class Expanded:
+    """What an expansion has written, and why it left other texts out.
 
     Args:
         wanted: how many texts are wanted.
         whole: whether a text is cut to whole sentences, and dropped below `LEAST_WORDS` words of
             them, or where it says the same three words twice; else every text is kept.
         known: texts that are not to be kept again.
+
+    Attributes:
+        texts: The kept texts, in the order they were kept.
+        parents: For each text the indices (into the seeds as given) that stood in its prompt.
+        dropped: How many continuations were dropped, by reason: ``"empty"``,
+            ``"broken-character"`` (tokens that make up no whole character), ``"duplicate"`` (of a
+            text kept before, white space aside), ``"copy-of-example"`` (of a seed in its own
+            prompt), ``"surplus"`` (generated in the last batch, but no longer wanted) and, where
+            the seeds are whole sentences, ``"no-sentence"`` (it begins in the middle of one, ends
+            none or has fewer than eight words) and ``"repetition"`` (of three words, more than one
+            triple in thirty).
     """
 
     def __init__(self, wanted: int, *, whole: bool, known: Sequence[str]) -> None:

@@ -44,7 +44,7 @@ SEEDS = [f"seed number {number}" for number in range(50)]
 def test_every_prompt_holds_different_seeds_and_parents_name_them():
     generator = Scripted(_numbered)
     result = Expand(generator).run(SEEDS, num_samples=100, seed=1)
-    assert result.texts == tuple(f"new text {number}" for number in range(100))
+    assert result.texts == [f"new text {number}" for number in range(100)]
     prompt = load_prompt("pre-text")
     for rendered, parents in zip(generator.prompts, result.parents, strict=True):
         assert len(set(parents)) == 3
@@ -116,7 +116,7 @@ def test_what_is_dropped_is_counted_by_reason():
 def test_attempts_are_bounded():
     generator = Scripted(lambda prompt, number: "always the same", at_once=8)
     result = Expand(generator).run(SEEDS, num_samples=10, seed=0)
-    assert result.texts == ("always the same",)
+    assert result.texts == ["always the same"]
     assert len(generator.prompts) == 40
     assert result.dropped["duplicate"] == 39
 
@@ -165,10 +165,10 @@ class TestWholeSentences:
         ]
         generator = Scripted(lambda _, number: texts[number % 4])
         result = Expand(generator).run(self.SEEDS, num_samples=1, seed=0)
-        assert result.texts == ("All of these nine words make one whole sentence.",)
+        assert result.texts == ["All of these nine words make one whole sentence."]
         again = Scripted(lambda _, number: texts[1 + number % 3])
         result = Expand(again).run(self.SEEDS, num_samples=3, seed=0)
-        assert result.texts == ()
+        assert result.texts == []
         assert result.dropped["no-sentence"] == len(again.prompts) == 12
 
     def test_repetition_is_dropped(self) -> None:
