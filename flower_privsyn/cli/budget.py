@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -44,23 +43,33 @@ def budget(
     as_json: Json = False,
 ) -> int:
     """Find the noise of a privacy budget, or the epsilon of a noise."""
-    from flower_privsyn.privacy import NeighboringRelation
+    from flower_privsyn.privacy import (
+        NeighboringRelation,
+        Release,
+        both_epsilons,
+        calibrate_noise_multiplier,
+    )
 
     if (epsilon is None) == (noise_multiplier is None):
         raise ConfigError("Give either --epsilon or --noise-multiplier; the other is computed.")
     check_whole("rounds", rounds, ge=1)
     if noise_multiplier is not None:
         check_number("noise_multiplier", noise_multiplier, gt=0)
-    sampling = _sampling(sampling_rate, sample_size, population)
-    found = _costs(
-        epsilon,
-        noise_multiplier,
-        delta=delta,
-        rounds=rounds,
-        sampling=sampling,
-        relation=NeighboringRelation(relation),
-        max_nodes_per_user=max_nodes_per_user,
-    )
+    drawn: Any = {
+        "sampling": _sampling(sampling_rate, sample_size, population),
+        "relation": NeighboringRelation(relation),
+        "max_nodes_per_user": max_nodes_per_user,
+    }
+    if noise_multiplier is None:
+        assert epsilon is not None
+        noise_multiplier = calibrate_noise_multiplier(
+            epsilon=epsilon, delta=delta, rounds=rounds, **drawn
+        )
+    release = Release(noise_multiplier=noise_multiplier, **drawn)
+    found = {
+        "noise_multiplier": noise_multiplier,
+        **both_epsilons({release: rounds}, delta=delta),
+    }
     if population is not None and delta >= 1 / population:
         sys.stderr.write(
             f"privsyn: warning: delta {delta:g} is not below 1/users = "
@@ -71,40 +80,6 @@ def budget(
     title = f"{rounds} rounds, delta = {delta:g}, {relation}"
     show_table([(name, number(value)) for name, value in found.items()], title=title)
     return 0
-
-
-def _costs(
-    epsilon: float | None, multiplier: float | None, *, delta: float, rounds: int, **drawn: Any
-) -> dict[str, float | None]:
-    """Noise multiplier and epsilons; None where there is no bound.
-
-    Args:
-        epsilon: The budget; or:
-        multiplier: The noise multiplier.
-        delta: Between 0 and 1, exclusive.
-        rounds: Releases, at least 1.
-        drawn: Sampling, relation and nodes of a user, as a `Release` takes them.
-    """
-    from flower_privsyn.privacy import (
-        Release,
-        calibrate_noise_multiplier,
-        known_cohorts_epsilon,
-        release_epsilon,
-    )
-
-    if multiplier is None:
-        assert epsilon is not None
-        multiplier = calibrate_noise_multiplier(
-            epsilon=epsilon, delta=delta, rounds=rounds, **drawn
-        )
-    releases = {Release(noise_multiplier=multiplier, **drawn): rounds}
-    released = release_epsilon(releases, delta=delta)
-    known = known_cohorts_epsilon(releases, delta=delta)
-    return {
-        "noise_multiplier": multiplier,
-        "epsilon_release": released if math.isfinite(released) else None,
-        "epsilon_known_cohorts": known if math.isfinite(known) else None,
-    }
 
 
 def _sampling(rate: float | None, size: int | None, population: int | None) -> Sampling:

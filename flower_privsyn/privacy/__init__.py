@@ -6,7 +6,7 @@ Knows no messages, no models and no text. The accountant library is imported on 
 from flower_privsyn.privacy.accounting import (
     Release,
     ReleaseSpec,
-    known_cohorts_epsilon,
+    both_epsilons,
     release_epsilon,
 )
 from flower_privsyn.privacy.correlated_noise import CorrelatedNoise, Correlation
@@ -55,9 +55,9 @@ __all__ = [
     "Sampling",
     "SecureRandom",
     "TreeAggregation",
+    "both_epsilons",
     "calibrate_noise_multiplier",
     "clip_rows",
-    "known_cohorts_epsilon",
     "release_epsilon",
     "squared_norms",
 ]

@@ -102,6 +102,9 @@ def accounted(noise_multiplier: float) -> float:
     return 0.0 if noise_multiplier < LEAST_MULTIPLIER else noise_multiplier
 
 
+#: Of which somebody who does not know the cohorts is told the first, who knows them the second.
+EPSILONS = ("epsilon_release", "epsilon_known_cohorts")
+
 Releases: TypeAlias = Sequence[Release] | Mapping[Release, int]
 
 # What a release costs, with everything that costs the same made equal: (kind, effective noise
@@ -142,19 +145,28 @@ def release_epsilon(releases: Releases, *, delta: float, accountant: str = "pld"
     return min(bound(costs, delta), bound(_grouped(_with_known_cohorts(releases)), delta))
 
 
-def known_cohorts_epsilon(releases: Releases, *, delta: float, accountant: str = "pld") -> float:
-    """Return the epsilon of a user in every cohort against somebody who knows the cohorts.
+def both_epsilons(
+    releases: Releases, *, delta: float, accountant: str = "pld"
+) -> dict[str, float | None]:
+    """Both epsilons by the names that the files of a run give them; None where it is infinite.
+
+    `epsilon_known_cohorts` is that of a user in every cohort. Where the observer sees less noise
+    than a release carries, state the smaller noise multiplier.
 
     Args:
-        releases: As for `release_epsilon`. Where the observer sees less noise than a release
-            carries, state the smaller noise multiplier.
+        releases: As for `release_epsilon`.
         delta: Between 0 and 1, exclusive.
         accountant: "pld" or "rdp".
 
     Raises:
         ConfigError: As for `release_epsilon`.
     """
-    return release_epsilon(_with_known_cohorts(releases), delta=delta, accountant=accountant)
+    found = [
+        release_epsilon(seen, delta=delta, accountant=accountant)
+        for seen in (releases, _with_known_cohorts(releases))
+    ]
+    finite = (value if math.isfinite(value) else None for value in found)
+    return dict(zip(EPSILONS, finite, strict=True))
 
 
 def _with_known_cohorts(releases: Releases) -> Counter[Release]:

@@ -13,11 +13,10 @@ import fcntl
 import hashlib
 import json
 import logging
-import math
 import os
 import secrets
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -617,17 +616,6 @@ class PrivacyLedger(AbstractContextManager["PrivacyLedger"]):
         return self._file.digests[-1]
 
     @property
-    def epsilon_release(self) -> float | None:
-        """Epsilon so far for who does not know the cohorts; None when not private."""
-        return self._epsilon(self._charged) if self.private else None
-
-    @property
-    def epsilon_known_cohorts(self) -> float | None:
-        """Epsilon so far of a user in every cohort, when it is known; None when not private."""
-        known = accounting.known_cohorts_epsilon
-        return self._epsilon(self._charged, known) if self.private else None
-
-    @property
     def ended(self) -> bool:
         """Whether the rounds ended before the planned ones were over: nothing more is charged."""
         return self._ended is not None
@@ -636,14 +624,13 @@ class PrivacyLedger(AbstractContextManager["PrivacyLedger"]):
     def spent(self) -> dict[str, float | None]:
         """Both epsilons so far, by the names that the files of a run give them.
 
-        Of rounds that ended early those of all that were planned; see `PrivacyLedger.end`.
+        `epsilon_release` is for who does not know the cohorts, `epsilon_known_cohorts` that of a
+        user in every cohort for who does; None when not private. Of rounds that ended early those
+        of all that were planned; see `PrivacyLedger.end`.
         """
         if self._ended is not None:
             return dict(self._ended)
-        return {
-            "epsilon_release": self.epsilon_release,
-            "epsilon_known_cohorts": self.epsilon_known_cohorts,
-        }
+        return self._cost(self._charged, private=self.private)
 
     @property
     def releases(self) -> tuple[dict[str, Any], ...]:
@@ -708,7 +695,7 @@ class PrivacyLedger(AbstractContextManager["PrivacyLedger"]):
         """
         if self.epsilon_budget is None:
             return True
-        cost = self._epsilon(self.committed + Counter(releases))
+        cost = self._cost(self.committed + Counter(releases))["epsilon_release"]
         return cost is not None and cost <= self.epsilon_budget * (1.0 + _BUDGET_TOLERANCE)
 
     # Inside -------------------------------------------------------------------------------------
@@ -752,7 +739,7 @@ class PrivacyLedger(AbstractContextManager["PrivacyLedger"]):
 
     def _check_budget(self, spec: ReleaseSpec) -> None:
         if not self._is_covered(spec) and not self.allows({spec.release: 1}):
-            cost = self._epsilon(self.committed + Counter({spec.release: 1}))
+            cost = self._cost(self.committed + Counter({spec.release: 1}))["epsilon_release"]
             shown = "infinity" if cost is None else f"{cost:.6g}"
             raise BudgetExceededError(
                 f"Round {spec.round} ({spec.query}) would bring epsilon to {shown}, above "
@@ -770,7 +757,6 @@ class PrivacyLedger(AbstractContextManager["PrivacyLedger"]):
         spec = started.spec
         charged = self._charged + Counter({spec.release: 0 if self._is_covered(spec) else 1})
         private = self.private and started.private
-        known = accounting.known_cohorts_epsilon
         line: dict[str, Any] = {
             "event": "release",
             **spec.to_dict(known=self._known_streams()),
@@ -779,8 +765,7 @@ class PrivacyLedger(AbstractContextManager["PrivacyLedger"]):
             "num_users": None if spec.sampling.hides_cohort else num_users,
             "expected_users": started.planned_users,
             "delta": self.delta,
-            "epsilon_release": self._epsilon(charged) if private else None,
-            "epsilon_known_cohorts": self._epsilon(charged, known) if private else None,
+            **self._cost(charged, private=private),
             "accountant": self.accountant,
             "private": started.private,
             "interrupted": interrupted,
@@ -825,7 +810,7 @@ class PrivacyLedger(AbstractContextManager["PrivacyLedger"]):
         elif event == "ended":
             self._ended = {
                 name: None if line[name] is None else float(line[name])
-                for name in ("epsilon_release", "epsilon_known_cohorts")
+                for name in accounting.EPSILONS
             }
         else:
             raise damaged(self.path, number, f"unknown event {event!r}")
@@ -841,13 +826,12 @@ class PrivacyLedger(AbstractContextManager["PrivacyLedger"]):
             stream.released = stream.released if interrupted else spec.round
         self.private = self.private and started.private
 
-    def _epsilon(
-        self,
-        releases: Mapping[Release, int],
-        bound: Callable[..., float] = accounting.release_epsilon,
-    ) -> float | None:
-        value = bound(releases, delta=self.delta, accountant=self.accountant)
-        return value if math.isfinite(value) else None
+    def _cost(
+        self, releases: Mapping[Release, int], *, private: bool = True
+    ) -> dict[str, float | None]:
+        if not private:
+            return dict.fromkeys(accounting.EPSILONS)
+        return accounting.both_epsilons(releases, delta=self.delta, accountant=self.accountant)
 
     @property
     def committed(self) -> Counter[Release]:

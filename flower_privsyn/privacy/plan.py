@@ -173,13 +173,8 @@ class Plan:
         Raises:
             ConfigError: a phase is open.
         """
-        if self.open:
-            raise ConfigError(
-                f'the noise of the phase "{self.open[0].name}" is not settled: calibrate the plan.'
-            )
-        return accounting.release_epsilon(
-            self.released(), delta=self.delta, accountant=self.accountant
-        )
+        released = self.costs()["epsilon_release"]
+        return math.inf if released is None else released
 
     def costs(self) -> dict[str, float | None]:
         """Both epsilons of all phases, None where none holds, by the names of the ledger.
@@ -187,13 +182,13 @@ class Plan:
         Raises:
             ConfigError: a phase is open.
         """
-        both = {
-            "epsilon_release": self.epsilon(),
-            "epsilon_known_cohorts": accounting.known_cohorts_epsilon(
-                self.released(), delta=self.delta, accountant=self.accountant
-            ),
-        }
-        return {name: value if math.isfinite(value) else None for name, value in both.items()}
+        if self.open:
+            raise ConfigError(
+                f'the noise of the phase "{self.open[0].name}" is not settled: calibrate the plan.'
+            )
+        return accounting.both_epsilons(
+            self.released(), delta=self.delta, accountant=self.accountant
+        )
 
     def calibrated_multiplier(self, epsilon: float) -> float:
         """The least noise multiplier of the open phases that keeps a budget.

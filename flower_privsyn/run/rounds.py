@@ -410,7 +410,7 @@ class KeptRounds:
         self._refuse_to_end_empty_handed(ledger, go_on=go_on)
         changes = self.run.document.get("changes", [])
         changed = {key for change in changes for key in change.get("settings", {})}
-        if "num-rounds" not in changed or ledger.ended or ledger.epsilon_release is None:
+        if "num-rounds" not in changed or ledger.ended or ledger.spent["epsilon_release"] is None:
             return
         planned: dict[str, Any] = (self.run.round_state(0) or {}).get(_PLANNED, {})
         known = planned.get("epsilon_known_cohorts")

@@ -139,14 +139,14 @@ def test_four_owners_on_loopback_with_tls_and_known_nodes(tmp_path: Path, users:
         noise_multiplier=line["noise_multiplier"], sampling=Sampling.from_dict(line["sampling"])
     )
     ledger = PrivacyLedger.read(run / "ledger.jsonl")
-    assert ledger.epsilon_release == pytest.approx(
+    assert ledger.spent["epsilon_release"] == pytest.approx(
         release_epsilon({release: 1}, delta=ledger.delta), rel=1e-6
     )
     for name in OWNERS:
         account = account_of(tmp_path / "all", name)
         assert [charge.trust for charge in account.charges] == ["nodes"]
         policy = NodePolicy(delta=ledger.delta)
-        assert account.epsilon(policy) == pytest.approx(ledger.epsilon_release, rel=1e-9)
+        assert account.epsilon(policy) == pytest.approx(ledger.spent["epsilon_release"], rel=1e-9)
         (state,) = (tmp_path / "all" / name / "state").glob("*.json")
         assert json.loads(state.read_text()) == {"last": 1}
 
@@ -192,7 +192,7 @@ def test_a_superlink_that_is_killed_in_a_round_and_started_again(
     assert (run / "synthetic.jsonl").read_text().count("\n") > 0
     ended = {int(one["run-id"]): one["status"] for one in json.loads(listed)["runs"]}
     ledger = PrivacyLedger.read(run / "ledger.jsonl")
-    assert ledger.epsilon_release <= 7.58 * (1 + 1e-6)
+    assert ledger.spent["epsilon_release"] <= 7.58 * (1 + 1e-6)
     for name in OWNERS:
         account = account_of(folder, name)
         first, second = account.charges
@@ -201,7 +201,7 @@ def test_a_superlink_that_is_killed_in_a_round_and_started_again(
         assert ended[first.run].startswith("finished:failed")
         assert ended[second.run] == "finished:completed"
         policy = NodePolicy(delta=ledger.delta)
-        assert account.epsilon(policy) == pytest.approx(ledger.epsilon_release, rel=1e-9)
+        assert account.epsilon(policy) == pytest.approx(ledger.spent["epsilon_release"], rel=1e-9)
         # What the round left has not been unmasked, and cannot be by another run.
         kept = {
             int(path.name.partition("-")[0]): json.loads(path.read_text())

@@ -246,7 +246,7 @@ def test_the_first_round_pays_for_all(rounds: Rounds) -> None:
     exact = dp_accounting.get_epsilon_gaussian(
         rounds.mechanism.noise_multiplier / sensitivity, 1e-6
     )
-    assert rounds.ledger.epsilon_release == pytest.approx(exact)
+    assert rounds.ledger.spent["epsilon_release"] == pytest.approx(exact)
     assert rounds.ledger.rounds_charged == tuple(range(1, ROUNDS + 1))
     assert rounds.ledger.last_released(rounds.correlation) == ROUNDS
 
@@ -280,7 +280,7 @@ def test_streams_compose_with_other_releases(tmp_path: Path) -> None:
     rounds.release(20, mechanism=histogram, correlation=None, sampling=FullParticipation())
     first = rounds.mechanism.noise_multiplier / rounds.correlation.sensitivity
     together = 1.0 / math.sqrt(first**-2 + 10.0**-2)
-    assert rounds.ledger.epsilon_release == pytest.approx(
+    assert rounds.ledger.spent["epsilon_release"] == pytest.approx(
         dp_accounting.get_epsilon_gaussian(together, 1e-6)
     )
 
@@ -305,23 +305,23 @@ def test_no_round_is_asked_twice(rounds: Rounds, reopened: bool) -> None:
     with pytest.raises(ConfigError, match="round must be a whole number between 1 and 12"):
         rounds.begin(13)
     rounds.release(4)
-    assert rounds.ledger.epsilon_release == pytest.approx(2.0, rel=1e-9)
+    assert rounds.ledger.spent["epsilon_release"] == pytest.approx(2.0, rel=1e-9)
 
 
 def test_a_first_round_without_enough_users_leaves_the_bill_to_the_next(rounds: Rounds) -> None:
     rounds.begin(1)
     rounds.ledger.discard(round=1, num_users=1, reason="too few users")
-    assert rounds.ledger.epsilon_release == 0.0
+    assert rounds.ledger.spent["epsilon_release"] == 0.0
     line = rounds.release(2)
     assert line["covered_by"] is None
     assert rounds.release(3)["covered_by"] == 2
-    assert rounds.ledger.epsilon_release == pytest.approx(2.0, rel=1e-9)
+    assert rounds.ledger.spent["epsilon_release"] == pytest.approx(2.0, rel=1e-9)
 
 
 def test_an_interrupted_first_round_pays_for_all(rounds: Rounds) -> None:
     rounds.begin(1)
     rounds.reopen()
-    assert rounds.ledger.epsilon_release == pytest.approx(2.0, rel=1e-9)
+    assert rounds.ledger.spent["epsilon_release"] == pytest.approx(2.0, rel=1e-9)
     assert rounds.ledger.last_released(rounds.correlation) is None
     assert rounds.release(2)["covered_by"] == 1
 
@@ -329,14 +329,17 @@ def test_an_interrupted_first_round_pays_for_all(rounds: Rounds) -> None:
 def test_a_reopened_ledger_knows_its_streams(rounds: Rounds) -> None:
     for number in (1, 2, 5):
         rounds.release(number)
-    before = rounds.ledger.epsilon_release, rounds.ledger.epsilon_known_cohorts
+    before = rounds.ledger.spent["epsilon_release"], rounds.ledger.spent["epsilon_known_cohorts"]
     rounds.reopen()
-    assert (rounds.ledger.epsilon_release, rounds.ledger.epsilon_known_cohorts) == before
+    assert (
+        rounds.ledger.spent["epsilon_release"],
+        rounds.ledger.spent["epsilon_known_cohorts"],
+    ) == before
     assert rounds.ledger.correlations == {rounds.correlation: rounds.mechanism.noise_multiplier}
     assert rounds.ledger.last_released(rounds.correlation) == 5
     assert rounds.ledger.last_released(correlation()) is None
     looked_at = PrivacyLedger.read(rounds.path)
-    assert looked_at.epsilon_release == before[0]
+    assert looked_at.spent["epsilon_release"] == before[0]
     # The matrix is written once, not with every round.
     lines = [json.loads(line) for line in rounds.path.read_text().splitlines()]
     assert [line["round"] for line in lines if "correlation" in line] == [1]
@@ -385,6 +388,6 @@ def test_replace_one_doubles_the_sensitivity_of_the_whole(tmp_path: Path) -> Non
     rounds = Rounds(tmp_path / "ledger.jsonl", epsilon=None)
     rounds.release(1, relation=NeighboringRelation.REPLACE_ONE)
     halved = rounds.mechanism.noise_multiplier / rounds.correlation.sensitivity / 2
-    assert rounds.ledger.epsilon_release == pytest.approx(
+    assert rounds.ledger.spent["epsilon_release"] == pytest.approx(
         dp_accounting.get_epsilon_gaussian(halved, 1e-6)
     )

@@ -175,11 +175,11 @@ def test_replace_one_rounds_cost_twice_the_sensitivity(tmp_path: Path) -> None:
     with create(path) as ledger:
         run_round(ledger, 1, relation=NeighboringRelation.REPLACE_ONE)
         exact = dp_accounting.get_epsilon_gaussian(19.3 / 2.0, DELTA)
-        assert ledger.epsilon_release == pytest.approx(exact)
+        assert ledger.spent["epsilon_release"] == pytest.approx(exact)
         with pytest.raises(LedgerError, match="composes replace-one releases; round 2 cannot add"):
             begin(ledger, 2)
     with PrivacyLedger.open(path) as ledger:
-        assert ledger.epsilon_release == pytest.approx(exact)
+        assert ledger.spent["epsilon_release"] == pytest.approx(exact)
 
 
 def test_rounds_of_several_queries_and_repeated_rounds_all_count(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_rounds_of_several_queries_and_repeated_rounds_all_count(tmp_path: Path)
         assert ledger.rounds_charged == (1, 1, 2)
         assert len(ledger.releases) == 3
         exact = dp_accounting.get_epsilon_gaussian(19.3 / math.sqrt(3), DELTA)
-        assert ledger.epsilon_release == pytest.approx(exact)
+        assert ledger.spent["epsilon_release"] == pytest.approx(exact)
 
 
 @pytest.mark.parametrize(
@@ -212,8 +212,8 @@ def test_what_is_not_private_is_stamped_and_taints_the_total(
         run_round(ledger, 2, **changes)
         run_round(ledger, 3)
         assert not ledger.private
-        assert ledger.epsilon_release is None
-        assert ledger.epsilon_known_cohorts is None
+        assert ledger.spent["epsilon_release"] is None
+        assert ledger.spent["epsilon_known_cohorts"] is None
     assert [line["private"] for line in releases_of(path)] == [True, False, True]
     assert [line["epsilon_release"] is None for line in releases_of(path)] == [False, True, True]
     assert [line["epsilon_known_cohorts"] is None for line in releases_of(path)] == [
@@ -223,7 +223,7 @@ def test_what_is_not_private_is_stamped_and_taints_the_total(
     ]
     with PrivacyLedger.open(path) as ledger:
         assert not ledger.private
-        assert ledger.epsilon_release is None
+        assert ledger.spent["epsilon_release"] is None
 
 
 def test_correlated_rounds_are_no_cheaper_for_who_may_not_be_drawn(tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_correlated_rounds_are_no_cheaper_for_who_may_not_be_drawn(tmp_path: Pat
             correlation=correlation,
         )
         together = 2.0 / correlation.sensitivity
-        assert ledger.epsilon_release == pytest.approx(
+        assert ledger.spent["epsilon_release"] == pytest.approx(
             dp_accounting.get_epsilon_gaussian(together, DELTA)
         )
 
@@ -251,11 +251,11 @@ def test_the_size_of_a_poisson_cohort_stays_out_of_the_file(tmp_path: Path) -> N
     sampling = PoissonSampling(0.1, population=1000)
     with create(path) as ledger:
         run_round(ledger, 1, 97, sampling=sampling, planned_users=100)
-        released = ledger.epsilon_release
+        released = ledger.spent["epsilon_release"]
     (line,) = releases_of(path)
     assert (line["num_users"], line["expected_users"]) == (None, 100)
     with PrivacyLedger.open(path) as ledger:
-        assert ledger.epsilon_release == released
+        assert ledger.spent["epsilon_release"] == released
 
 
 # The budget -------------------------------------------------------------------------------------
@@ -272,8 +272,8 @@ def test_a_budget_for_three_rounds_allows_three(tmp_path: Path) -> None:
         assert not ledger.allows({release: 4})
         for number in (1, 2, 3):
             run_round(ledger, number, 100, **changes)
-        assert ledger.epsilon_release is not None
-        assert 0.999 < ledger.epsilon_release <= 1.0
+        assert ledger.spent["epsilon_release"] is not None
+        assert 0.999 < ledger.spent["epsilon_release"] <= 1.0
         before = path.read_bytes()
         with pytest.raises(
             BudgetExceededError, match=r"Round 4 .* above the budget of 1 at delta 3e-06"
@@ -299,7 +299,7 @@ def test_started_rounds_count_before_they_are_charged(tmp_path: Path) -> None:
         begin(ledger, 3)
         ledger.charge(round=2, num_users=1)
         ledger.charge(round=3, num_users=1)
-        assert ledger.epsilon_release == pytest.approx(budget)
+        assert ledger.spent["epsilon_release"] == pytest.approx(budget)
 
 
 def test_no_noise_is_over_every_budget(tmp_path: Path) -> None:
@@ -410,7 +410,7 @@ def test_a_second_writer_is_refused(tmp_path: Path) -> None:
         assert seen.rounds_started == (1,)
         assert len(seen.releases) == 0
         ledger.charge(round=1, num_users=1)
-        assert PrivacyLedger.read(path).epsilon_release == ledger.epsilon_release
+        assert PrivacyLedger.read(path).spent["epsilon_release"] == ledger.spent["epsilon_release"]
         assert PrivacyLedger.read(path).digest == ledger.digest
     PrivacyLedger.open(path).close()
 
@@ -445,7 +445,7 @@ def test_an_interrupted_round_is_charged_on_opening(tmp_path: Path) -> None:
         assert ledger.rounds_charged == (1, 2)
         assert ledger.rounds_started == ()
         exact = dp_accounting.get_epsilon_gaussian(19.3 / math.sqrt(2), DELTA)
-        assert ledger.epsilon_release == pytest.approx(exact)
+        assert ledger.spent["epsilon_release"] == pytest.approx(exact)
         begin(ledger, 2)  # the round may be asked again, at its price
         ledger.charge(round=2, num_users=5)
     interrupted = releases_of(path)[1]
@@ -618,7 +618,7 @@ def test_kill_minus_nine_loses_nothing_that_was_acknowledged(tmp_path: Path) -> 
             assert not left_open & charged
             if started:
                 exact = dp_accounting.get_epsilon_gaussian(19.3 / math.sqrt(len(started)), DELTA)
-                assert ledger.epsilon_release == pytest.approx(exact)
+                assert ledger.spent["epsilon_release"] == pytest.approx(exact)
 
 
 # Cut off ----------------------------------------------------------------------------------------

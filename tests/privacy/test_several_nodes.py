@@ -17,7 +17,7 @@ from flower_privsyn.privacy import (
     PrivacyLedger,
     Release,
     Sampling,
-    known_cohorts_epsilon,
+    both_epsilons,
     release_epsilon,
 )
 from tests.support.ledgers import begin
@@ -51,14 +51,11 @@ def test_without_coins_the_norm_bound_is_all(sampling: Sampling) -> None:
 def test_a_coin_on_each_of_several_nodes_hides_nobody(
     relation: NeighboringRelation, name: str
 ) -> None:
-    def costs(nodes: int, sampling: Sampling) -> tuple[float, float]:
+    def costs(nodes: int, sampling: Sampling) -> dict[str, float | None]:
         release = Release(
             noise_multiplier=1.5, sampling=sampling, relation=relation, max_nodes_per_user=nodes
         )
-        return (
-            release_epsilon({release: 4}, delta=1e-6, accountant=name),
-            known_cohorts_epsilon({release: 4}, delta=1e-6, accountant=name),
-        )
+        return both_epsilons({release: 4}, delta=1e-6, accountant=name)
 
     everybody = costs(1, FullParticipation())
     assert costs(2, PoissonSampling(0.1)) == costs(2, FullParticipation()) == everybody
@@ -93,5 +90,5 @@ def test_the_ledger_states_and_charges_it(tmp_path: Path) -> None:
             [of_nodes(2, multiplier=1.0, rate=0.2), of_nodes(1, multiplier=1.0, rate=0.2)],
             delta=1e-5,
         )
-        assert ledger.epsilon_release == pytest.approx(wanted, rel=1e-12)
-    assert PrivacyLedger.read(path).epsilon_release == ledger.epsilon_release
+        assert ledger.spent["epsilon_release"] == pytest.approx(wanted, rel=1e-12)
+    assert PrivacyLedger.read(path).spent["epsilon_release"] == ledger.spent["epsilon_release"]

@@ -96,7 +96,7 @@ def phased(config: Builder, tmp_path: Path, **changes: Any) -> Probe:
 
 
 def spent(path: Path) -> float:
-    epsilon = PrivacyLedger.read(path / "ledger.jsonl").epsilon_release
+    epsilon = PrivacyLedger.read(path / "ledger.jsonl").spent["epsilon_release"]
     assert epsilon is not None
     return epsilon
 

@@ -102,9 +102,9 @@ class TestTheBudget:
         sketch, together = releases(run)[0]["noise_multiplier"], fresh / max(norms)
         assert correlation.first_round == 2
         assert by_dp_accounting(sketch, together) == pytest.approx(2.0, rel=1e-3)
-        assert ledger.epsilon_release == pytest.approx(2.0, rel=1e-3)
-        assert ledger.epsilon_known_cohorts == ledger.epsilon_release
-        assert ledger.epsilon_release <= 2.0
+        assert ledger.spent["epsilon_release"] == pytest.approx(2.0, rel=1e-3)
+        assert ledger.spent["epsilon_known_cohorts"] == ledger.spent["epsilon_release"]
+        assert ledger.spent["epsilon_release"] <= 2.0
         # The sketch has its share of 1 / z^2, and no more.
         parts = np.array([sketch, together]) ** -2.0
         assert parts[0] / parts.sum() == pytest.approx(share, rel=2e-3)
