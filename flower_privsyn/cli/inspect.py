@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from flower_privsyn.cli.options import Json, RunDir, option
@@ -115,8 +114,7 @@ def _rank(run_dir: str, sets: list[str], *, as_json: bool) -> int:
         seed=0,
     )
     progress = Progress(tell)
-    found = rank_sets(sketch, texts, embedder=embedder, progress=progress, seed=0)
-    ranking = [asdict(one) for one in found]
+    ranking = rank_sets(sketch, texts, embedder=embedder, progress=progress, seed=0)
     if as_json:
         return show_json({"ranking": ranking, **sketch.figures()})
     show_ranking(ranking)

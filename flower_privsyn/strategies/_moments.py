@@ -162,27 +162,6 @@ def _load(file: Path, *names: str) -> list[Matrix]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ranked:
-    """How far one set of texts is from the users'.
-
-    Attributes:
-        name: of the set.
-        texts: that were compared.
-        fred: squared Fréchet distance, >= 0; FreD.
-        mean_part: its first term, the squared distance of the means.
-        error: its standard deviation over draws of the release's noise.
-        nearest: in which share of these draws it is the nearest set.
-    """
-
-    name: str
-    texts: int
-    fred: float
-    mean_part: float
-    error: float
-    nearest: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class NoisyMoments:
     """What releases of one question say.
 
@@ -328,12 +307,18 @@ class MomentSketch:
         """
         return gaussian_frechet(*self.moments_of(embeddings), self.mean, self.projected)
 
-    def rank(self, sets: Mapping[str, Matrix], *, seed: int = 0) -> list[Ranked]:
+    def rank(self, sets: Mapping[str, Matrix], *, seed: int = 0) -> list[dict[str, Any]]:
         """Sets of texts, the nearest first, with what the release's noise may have done to them.
 
         Args:
             sets: (n, d) embeddings by name, at least one set.
             seed: of the draws of noise.
+
+        Returns:
+            Of each set its `name`; how many `texts` were compared; `fred`, the squared Fréchet
+            distance, >= 0 (FreD); `mean_part`, its first term, the squared distance of the means;
+            `error`, its standard deviation over draws of the release's noise; and `nearest`, in
+            which share of these draws it is the nearest set.
         """
         moments = {name: self.moments_of(rows) for name, rows in sets.items()}
         drawn = np.array(
@@ -345,17 +330,17 @@ class MomentSketch:
         nearest = np.bincount(drawn.argmin(axis=1), minlength=len(sets)) / len(drawn)
         projected = self.projected
         found = [
-            Ranked(
-                name=name,
-                texts=len(sets[name]),
-                fred=gaussian_frechet(*own, self.mean, projected),
-                mean_part=float(((own[0] - self.mean) ** 2).sum()),
-                error=float(drawn[:, place].std(ddof=1)),
-                nearest=float(nearest[place]),
-            )
+            {
+                "name": name,
+                "texts": len(sets[name]),
+                "fred": gaussian_frechet(*own, self.mean, projected),
+                "mean_part": float(((own[0] - self.mean) ** 2).sum()),
+                "error": float(drawn[:, place].std(ddof=1)),
+                "nearest": float(nearest[place]),
+            }
             for place, (name, own) in enumerate(moments.items())
         ]
-        return sorted(found, key=lambda one: one.fred)
+        return sorted(found, key=lambda one: one["fred"])
 
     def _redrawn(self, seed: int) -> list[tuple[MomentSketch, Float64Array]]:
         """The release with the noise of other draws on top."""

@@ -22,7 +22,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, final
 
@@ -59,7 +59,6 @@ from flower_privsyn.strategies._moments import (
     MomentSketch,
     MomentSpace,
     NoisyMoments,
-    Ranked,
     noise_ratio,
     settled_space,
     shift_of,
@@ -70,9 +69,6 @@ if TYPE_CHECKING:
     from flower_privsyn.progress import Progress
 
 logger = logging.getLogger("flwr.privsyn")
-
-#: The `estimator` whose noise is less than its epsilon needs, as the paper has it.
-TOO_LITTLE: Final = "too-little-noise-as-printed"
 
 #: Noise of a covariance over what that of public text says, above which a run is refused.
 _MOST_RATIO: Final = 2.0
@@ -268,8 +264,8 @@ class ReleasedMoments(Method):
                 progress=self.progress,
                 seed=self.config.seed,
             )
-            figures["ranking"] = [asdict(one) for one in ranking]
-            logger.info("nearest to the users' text: %s", ranking[0].name)
+            figures["ranking"] = ranking
+            logger.info("nearest to the users' text: %s", ranking[0]["name"])
         return figures
 
     def _epsilon_of_a_record(self) -> dict[str, float | None]:
@@ -427,7 +423,7 @@ def rank_sets(
     embedder: Embedder,
     progress: Progress,
     seed: int,
-) -> list[Ranked]:
+) -> list[dict[str, Any]]:
     """Embed sets of text and rank them, the nearest to what was released first.
 
     Args:
