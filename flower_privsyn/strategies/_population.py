@@ -63,13 +63,11 @@ class Population:
 
     def take(self, indices: IntArray) -> Population:
         """The texts at `indices`, in that order, repetitions allowed; without embeddings."""
-        return Population(
-            texts=[self.texts[i] for i in indices],
-            ids=[self.ids[i] for i in indices],
-            parents=[self.parents[i] for i in indices],
-            source=[self.source[i] for i in indices],
-            labels=None if self.labels is None else [self.labels[i] for i in indices],
-        )
+        taken: dict[str, Any] = {
+            name: None if column is None else [column[i] for i in indices]
+            for name, column in {**self.state(), "embeddings": None}.items()
+        }
+        return Population(**taken)
 
     def to_parquet(self, path: Path, **columns: Sequence[Any]) -> None:
         """Write the population, with extra columns such as votes or survivor counts.
@@ -131,19 +129,14 @@ def survivors(run: RunDirectory, *, rounds: Sequence[int] | None = None) -> Popu
 
 def survivor_records(survivors: Population) -> list[dict[str, Any]]:
     """Survivors as `RunDirectory.write_synthetic` takes them, with their labels."""
-    records = [
+    labels = survivors.labels
+    return [
         {
             "text": text,
-            "round": int(identifier.split(":")[0]),
-            "parent": list(parents),
+            "round": int(survivors.ids[place].split(":")[0]),
+            "parent": list(survivors.parents[place]),
             "source": "survivor",
+            **({} if labels is None else {"label": labels[place]}),
         }
-        for text, identifier, parents in zip(
-            survivors.texts, survivors.ids, survivors.parents, strict=True
-        )
-    ]
-    if survivors.labels is None:
-        return records
-    return [
-        {**record, "label": label} for record, label in zip(records, survivors.labels, strict=True)
+        for place, text in enumerate(survivors.texts)
     ]
