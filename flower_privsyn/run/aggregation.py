@@ -100,9 +100,9 @@ class Collected:
 
     Attributes:
         total: (m,) int64, in steps of the grid.
+        counts: replies that were used, and why others were not.
         num_users: users whose answers are in it, or may be where nobody counts them.
         answering: nodes whose answers are in it.
-        counts: replies that were used, and why others were not.
         noise_std: standard deviation of the noise that nodes have added to it; 0 for none.
         facts: for the ledger's line of the sum: public, whose noise is in it; None for nothing.
         lost: why there is no sum, in words that the run directory may hold; "" where there is one.
@@ -111,9 +111,9 @@ class Collected:
     """
 
     total: npt.NDArray[np.int64]
-    num_users: int
-    answering: frozenset[int]
     counts: Counter[str]
+    num_users: int = 0
+    answering: frozenset[int] = frozenset()
     noise_std: float = 0.0
     facts: Mapping[str, Any] | None = None
     lost: str = ""
@@ -427,8 +427,6 @@ class Secure:
     def _without_sum(self, asked: AskedRound, counts: Counter[str], *, charged: bool) -> Collected:
         return Collected(
             total=np.zeros(asked.length, dtype=np.int64),
-            num_users=0,
-            answering=frozenset(),
             counts=counts,
             lost=self._lost,
             charged=charged,
