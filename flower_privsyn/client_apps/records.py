@@ -19,6 +19,7 @@ from flower_privsyn.data import Samples
 from flower_privsyn.data.chunking import token_ids
 from flower_privsyn.embedding import Embedder
 from flower_privsyn.embedding.batch_invariance import require_batch_invariance
+from flower_privsyn.embedding.embedder import RecordForm
 from flower_privsyn.embedding.records import RecordStore, embed_texts
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy import skipping
@@ -59,20 +60,8 @@ class Records(Protocol):
         """
 
 
-class RecordSource(Protocol):
+class RecordSource(RecordForm, Protocol):
     """What turns samples into records."""
-
-    @property
-    def fingerprint(self) -> str:
-        """What server and nodes must agree on."""
-
-    @property
-    def dimension(self) -> int:
-        """Numbers in a record; what it is for tokens and text, `wire.RosterEntry` says."""
-
-    @property
-    def tokenizer(self) -> Any:
-        """The fast tokenizer that documents are cut with; None where they stay whole."""
 
     def read(self, samples: Samples, user_ids: Sequence[str]) -> Records:
         """Take in the samples of a node's users.

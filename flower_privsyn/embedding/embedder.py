@@ -40,20 +40,28 @@ _Row = Mapping[str, Sequence[int]]
 
 
 @runtime_checkable
-class Embedder(Protocol):
-    """Anything that turns text into vectors of one length."""
+class RecordForm(Protocol):
+    """What the records are that text is turned into."""
 
     @property
     def fingerprint(self) -> str:
-        """Hex digest: equal fingerprints promise equal embeddings up to the hardware."""
+        """Hex digest that server and nodes agree on: the same promises equal records.
+
+        Of embeddings, up to the hardware.
+        """
 
     @property
     def dimension(self) -> int:
-        """Length of a vector."""
+        """Numbers in a record; what it is for tokens and text, `wire.RosterEntry` says."""
 
     @property
     def tokenizer(self) -> Any:
-        """The model's own fast tokenizer, for cutting documents into samples."""
+        """The fast tokenizer that documents are cut with; None where they stay whole."""
+
+
+@runtime_checkable
+class Embedder(RecordForm, Protocol):
+    """Anything that turns text into vectors of one length, cut by the model's own tokenizer."""
 
     def embed(
         self, texts: Sequence[str], *, progress: Callable[[int], None] | None = None
