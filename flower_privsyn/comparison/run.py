@@ -406,7 +406,10 @@ def summarise(
             }
             for part, keys in _FIGURES.items():
                 prefix = "local_epsilon_" if part == "local_epsilon" else ""
-                row |= {prefix + key: _mean(_column(done, part, key)) for key in keys}
+                row |= {
+                    prefix + key: _mean([(cell.get(part) or {}).get(key) for cell in done])
+                    for key in keys
+                }
             rows[method, epsilon] = row
     _compare_people(rows, cells, counts or {})
     return list(rows.values())
@@ -455,13 +458,8 @@ def _compare_people(
         row["from_floor"] = share(key, floor, ceiling) if key in bits else None
 
 
-def _column(cells: Sequence[Mapping[str, Any]], part: str, key: str) -> list[float]:
-    found = [(cell.get(part) or {}).get(key) for cell in cells]
-    return [float(value) for value in found if value is not None]
-
-
-def _mean(values: Sequence[float]) -> dict[str, float | None] | None:
-    if not values:
+def _mean(found: Sequence[float | None]) -> dict[str, float | None] | None:
+    if not (values := [float(value) for value in found if value is not None]):
         return None
     error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
     return {"mean": statistics.fmean(values), "standard_error": error}
