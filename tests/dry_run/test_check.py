@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from pathlib import Path
 
@@ -139,7 +138,6 @@ def test_users_that_an_app_reads_in_its_own_code(app: str, users: int | None) ->
 
 def with_own_client(app: Path) -> Path:
     """own-data as an app whose ClientApp is `own/client_app.py`, still to be written."""
-    shutil.copytree(OWN_DATA / "own_data", app / "own_data")
     (app / "own").mkdir(parents=True)
     project = (OWN_DATA / "pyproject.toml").read_text()
     client = "flower_privsyn.client_apps.default:app"

@@ -1,9 +1,12 @@
-"""The server of one run of a comparison: the strategy that the run's settings name."""
+"""A ready ServerApp: `serverapp = "flower_privsyn.strategies.default:app"` in a Flower app.
+
+It runs the strategy that `strategy` in the run configuration names.
+"""
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from flower_privsyn.strategies import strategy_of
+from flower_privsyn.catalogue import strategy_of
 
 app = ServerApp()
 

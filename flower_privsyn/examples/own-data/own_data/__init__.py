@@ -1,1 +1,0 @@
-"""PrE-Text on your own file."""
