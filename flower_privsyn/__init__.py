@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from flower_privsyn.catalogue import strategy_of
     from flower_privsyn.client_apps.handlers import add_handlers, create_client_app
     from flower_privsyn.data import Users, load_users
     from flower_privsyn.errors import PrivsynError
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
         PrivateSumStrategy,
         PublicMidTraining,
         Question,
-        strategy_of,
     )
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -52,6 +52,7 @@ _HOMES = {
     "fit": "notebook",
     "load_users": "data",
     "open_run": "report.summary",
+    "strategy_of": "catalogue",
 }
 
 __all__ = [

@@ -204,8 +204,8 @@ def house(folder: Path) -> Iterator[tuple[str, Callable[[], int]]]:
 
 def _keys() -> tuple[set[str], set[str]]:
     """Keys that a run configuration may have, and fields of settings that it may not."""
+    from flower_privsyn.catalogue import entries
     from flower_privsyn.cli.methods import settings_page
-    from flower_privsyn.strategies import entries
 
     methods = settings_page().partition("## What the owner of a node allows")[0]
     keys = set(re.findall(r"^\| `([^`]+)` \|", methods, re.MULTILINE))

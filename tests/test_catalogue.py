@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from flower_privsyn.catalogue import compared
+from flower_privsyn.catalogue import compared, configuration_of, entries, strategy_of
 from flower_privsyn.comparison.measures import REFERENCES
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.strategies import configuration_of, entries, strategy_of
 
 
 @pytest.mark.parametrize("name", entries())

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from annotated_types import Ge, Gt, Le, Lt
 
+from flower_privsyn.catalogue import entries
 from flower_privsyn.checks import OrZero, Settings, check_choice, check_number, check_whole
 from flower_privsyn.client_apps.policy import NodePolicy
 from flower_privsyn.data.chunking import Chunking
@@ -22,7 +23,7 @@ from flower_privsyn.generation import SamplingParameters
 from flower_privsyn.models.trainable import TrainableModel
 from flower_privsyn.queries import QUERIES
 from flower_privsyn.run.settings import PrivateSumConfig
-from flower_privsyn.strategies import DPFTRLConfig, entries
+from flower_privsyn.strategies import DPFTRLConfig
 from flower_privsyn.training.causal import CausalTraining
 from flower_privsyn.training.preference_settings import PreferenceTraining
 

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from flwr.app import Context, RecordDict
 
+from flower_privsyn.catalogue import configuration_of
 from flower_privsyn.client_apps.guard import simulated
 from flower_privsyn.client_apps.node_users import users_of_node
 from flower_privsyn.errors import ConfigError, NotAllowedError
 from flower_privsyn.run_config import folded, unfolded
-from flower_privsyn.strategies import POPriConfig, configuration_of
+from flower_privsyn.strategies import POPriConfig
 
 
 def test_settings_are_keys_like_the_declared_ones() -> None:

@@ -5,15 +5,12 @@ who took no part. All figures are computed from private text without noise, and 
 """
 
 from flower_privsyn.comparison.people import People
-from flower_privsyn.comparison.plan import APP, Cell, Plan, make_plan, methods_of
+from flower_privsyn.comparison.plan import APP, make_plan
 from flower_privsyn.comparison.run import Comparison
 
 __all__ = [
     "APP",
-    "Cell",
     "Comparison",
     "People",
-    "Plan",
     "make_plan",
-    "methods_of",
 ]

@@ -1,6 +1,6 @@
 """From a node's files to its users, and from their documents to samples."""
 
-from flower_privsyn.data.chunking import Chunking, Samples, within_limits
+from flower_privsyn.data.chunking import Chunking, Samples
 from flower_privsyn.data.load import load_configured, load_users
 from flower_privsyn.data.public_corpus import public_texts
 from flower_privsyn.data.users import Users, parse_min_date
@@ -13,5 +13,4 @@ __all__ = [
     "load_users",
     "parse_min_date",
     "public_texts",
-    "within_limits",
 ]

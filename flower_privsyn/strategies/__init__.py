@@ -1,10 +1,5 @@
 """The server's half, one file per method."""
 
-from flower_privsyn.catalogue import (
-    configuration_of,
-    entries,
-    strategy_of,
-)
 from flower_privsyn.run.method import Method, RunContext
 from flower_privsyn.run.question import Question, RecordSource, ReleasedSum, State
 from flower_privsyn.run.settings import PrivateSumConfig
@@ -52,7 +47,4 @@ __all__ = [
     "ReleasedSum",
     "RunContext",
     "State",
-    "configuration_of",
-    "entries",
-    "strategy_of",
 ]

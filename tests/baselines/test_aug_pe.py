@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
+from flower_privsyn.catalogue import configuration_of
 from flower_privsyn.comparison.people import sealed
 from flower_privsyn.data import load_users
 from flower_privsyn.data.users import check_labels
 from flower_privsyn.host.app import load_app, resolve_config
 from flower_privsyn.privacy import FullParticipation, Release, release_epsilon
-from flower_privsyn.strategies import AugPEConfig, configuration_of
+from flower_privsyn.strategies import AugPEConfig
 
 APP = Path(__file__).parents[2] / "baselines" / "aug-pe"
 SAMPLE = APP / "aug_pe" / "sample" / "users.jsonl"

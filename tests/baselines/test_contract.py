@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from flwr.common.config import get_fused_config_from_dir, parse_config_args
 
+from flower_privsyn.catalogue import configuration_of
 from flower_privsyn.host.app import load_app, resolve_config, strategy_of_app
 from flower_privsyn.host.launch import run_app
 from flower_privsyn.run.question import need
@@ -23,7 +24,6 @@ from flower_privsyn.strategies import (
     POPri,
     PrivateEvolution,
     PublicMidTraining,
-    configuration_of,
 )
 from tests.support.run_files import releases
 

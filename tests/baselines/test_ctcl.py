@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from flower_privsyn.catalogue import configuration_of
 from flower_privsyn.generation.topics import load_topics
 from flower_privsyn.host.app import load_app, resolve_config
 from flower_privsyn.run.plan import plan_of
-from flower_privsyn.strategies import CTCL, configuration_of
+from flower_privsyn.strategies import CTCL
 
 APP = Path(__file__).parents[2] / "baselines" / "ctcl"
 NAMES = sorted(file.stem for file in (APP / "conf").glob("*.toml"))

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from flower_privsyn.catalogue import configuration_of
 from flower_privsyn.host.app import load_app, resolve_config
 from flower_privsyn.privacy import Correlation, release_epsilon
 from flower_privsyn.privacy.accounting import Release
 from flower_privsyn.privacy.sampling import FullParticipation
-from flower_privsyn.strategies import DPFedAvgConfig, DPFTRLConfig, configuration_of
+from flower_privsyn.strategies import DPFedAvgConfig, DPFTRLConfig
 
 APP = Path(__file__).parents[2] / "baselines" / "dp-fl"
 NAMES = sorted(file.stem for file in (APP / "conf").glob("*.toml"))

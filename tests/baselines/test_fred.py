@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from flower_privsyn.catalogue import configuration_of
 from flower_privsyn.embedding import load_tokenizer
 from flower_privsyn.environment import WORKING_DIRECTORY
 from flower_privsyn.host.app import load_app, resolve_config
 from flower_privsyn.privacy import FullParticipation, Release, release_epsilon
 from flower_privsyn.run import RunDirectory
-from flower_privsyn.strategies import configuration_of
 from flower_privsyn.strategies.fred import candidate_names, candidate_parts, read_sets
 
 APP = Path(__file__).parents[2] / "baselines" / "fred"

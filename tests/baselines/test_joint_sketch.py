@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from flower_privsyn.catalogue import configuration_of
 from flower_privsyn.host.app import load_app, resolve_config
-from flower_privsyn.strategies import JointSketchConfig, configuration_of
+from flower_privsyn.strategies import JointSketchConfig
 
 APP = Path(__file__).parents[2] / "baselines" / "joint-sketch"
 

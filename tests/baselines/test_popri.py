@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from flower_privsyn.catalogue import configuration_of
 from flower_privsyn.host.app import load_app, resolve_config
-from flower_privsyn.strategies import POPriConfig, configuration_of
+from flower_privsyn.strategies import POPriConfig
 
 APP = Path(__file__).parents[2] / "baselines" / "popri"
 ROWS = [

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from flower_privsyn.catalogue import configuration_of
 from flower_privsyn.host.app import load_app, resolve_config
 from flower_privsyn.privacy import Release, release_epsilon
-from flower_privsyn.strategies import configuration_of
 
 APP = Path(__file__).parents[2] / "baselines" / "public-mid-training"
 NAMES = sorted(file.stem for file in (APP / "conf").glob("*.toml"))

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from flower_privsyn.catalogue import entries
 from flower_privsyn.cli import main
 from flower_privsyn.client_apps.policy import NodePolicy
-from flower_privsyn.strategies import entries
 
 PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
 

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from flower_privsyn.catalogue import compared
-from flower_privsyn.comparison import APP, Cell, People, Plan, measures
+from flower_privsyn.comparison import APP, People, measures
 from flower_privsyn.comparison.measures import Job, Measures
+from flower_privsyn.comparison.plan import Cell, Plan
 from flower_privsyn.data import Users
 from flower_privsyn.errors import DataError
 from flower_privsyn.evaluation.language_model import Interval

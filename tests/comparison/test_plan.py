@@ -10,14 +10,14 @@ from unittest import mock
 
 import pytest
 
-from flower_privsyn.comparison import APP, People, Plan, make_plan, methods_of
+from flower_privsyn.catalogue import configuration_of
+from flower_privsyn.comparison import APP, People, make_plan
 from flower_privsyn.comparison.people import sealed
-from flower_privsyn.comparison.plan import FLOORS
+from flower_privsyn.comparison.plan import FLOORS, Plan, methods_of
 from flower_privsyn.comparison.run import _rows
 from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.host.app import load_app, resolve_config
-from flower_privsyn.strategies import configuration_of
 from flower_privsyn.strategies.joint_sketch import JointSketchConfig
 
 #: From the floor to the ceiling.

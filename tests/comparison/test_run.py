@@ -13,12 +13,18 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from flower_privsyn.catalogue import strategy_of
 from flower_privsyn.cli import main
 from flower_privsyn.client_apps.training import app as client_app
-from flower_privsyn.comparison import APP, Comparison, People, Plan, make_plan
+from flower_privsyn.comparison import (
+    APP,
+    Comparison,
+    People,
+    make_plan,
+)
 from flower_privsyn.comparison import run as comparison_run
 from flower_privsyn.comparison.measures import USERS_FILE
-from flower_privsyn.comparison.plan import FLOORS
+from flower_privsyn.comparison.plan import FLOORS, Plan
 from flower_privsyn.errors import ConfigError, ModelError, StoppedError
 from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.host.app import App, load_app
@@ -26,7 +32,6 @@ from flower_privsyn.host.launch import Outcome
 from flower_privsyn.report.summary import RunSummary
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.run_format import FORMAT
-from flower_privsyn.strategies import strategy_of
 from flower_privsyn.testing import LoopbackGrid, flower_identity
 
 QUALITY = {"next_token_accuracy": 0.2, "bits_per_byte": 1.9}

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flower_privsyn.data import Chunking, Users, chunking, within_limits
+from flower_privsyn.data import Chunking, Users, chunking
+from flower_privsyn.data.chunking import within_limits
 from flower_privsyn.privacy import skipping
 from flower_privsyn.testing import HashEmbedder
 

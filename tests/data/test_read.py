@@ -19,7 +19,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from flower_privsyn.cli import main
-from flower_privsyn.data import Chunking, load_configured, load_users, read, within_limits
+from flower_privsyn.data import (
+    Chunking,
+    load_configured,
+    load_users,
+    read,
+)
+from flower_privsyn.data.chunking import within_limits
 from flower_privsyn.dry_run.people import read_people
 from flower_privsyn.errors import DataError, PrivsynError
 from flower_privsyn.host.app import load_app

@@ -194,8 +194,9 @@ def test_public_names_are_those_that_type_checkers_see() -> None:
 def test_every_method_and_its_settings_are_public_names() -> None:
     import flower_privsyn
     from flower_privsyn import strategies
+    from flower_privsyn.catalogue import entries
 
-    for entry in strategies.entries().values():
+    for entry in entries().values():
         strategy = entry.strategy
         assert getattr(strategies, strategy.config_class.__name__) is strategy.config_class
         assert getattr(flower_privsyn, strategy.__name__) is strategy

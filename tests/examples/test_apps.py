@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from flwr.app import Context, RecordDict
 
+from flower_privsyn.catalogue import configuration_of
 from flower_privsyn.host.app import load_app, resolve_config
-from flower_privsyn.strategies import JointSketchConfig, PrivateEvolutionConfig, configuration_of
+from flower_privsyn.strategies import JointSketchConfig, PrivateEvolutionConfig
 
 ROOT = Path(__file__).parents[2]
 
