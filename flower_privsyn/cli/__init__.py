@@ -1,4 +1,7 @@
-"""The command `privsyn`: run and resume apps, look at runs, plan a privacy budget."""
+"""The command `privsyn`: run and resume apps, look at runs, plan a privacy budget.
+
+May import every room; none imports it.
+"""
 
 from __future__ import annotations
 

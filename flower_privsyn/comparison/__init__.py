@@ -2,6 +2,7 @@
 
 Every method runs on the same users through Flower, and one downstream model is measured on users
 who took no part. All figures are computed from private text without noise, and stamped so.
+May import every room but `cli`.
 """
 
 from flower_privsyn.comparison.people import People

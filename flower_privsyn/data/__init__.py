@@ -1,4 +1,7 @@
-"""From a node's files to its users, and from their documents to samples."""
+"""From a node's files to its users, and from their documents to samples.
+
+May import `models` and `privacy`.
+"""
 
 from flower_privsyn.data.chunking import Chunking, Samples
 from flower_privsyn.data.load import load_configured, load_users

@@ -1,4 +1,7 @@
-"""Text to vectors, kept on the node's disk."""
+"""Text to vectors, kept on the node's disk.
+
+May import `models` and `privacy`.
+"""
 
 from flower_privsyn.embedding.batch_invariance import check_batch_invariance
 from flower_privsyn.embedding.embedder import (

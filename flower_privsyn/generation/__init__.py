@@ -1,7 +1,8 @@
 """The server's language models: varying and expanding public text, on every backend.
 
 Nothing here ever sees private text, but for what a comparison measures without privacy
-(`expand-private`). Importing it loads no PyTorch.
+(`expand-private`). Importing it loads no PyTorch. May import `data`, `embedding`, `queries`,
+`models` and `privacy`; no room of a client imports it.
 """
 
 from flower_privsyn.generation.backends import (

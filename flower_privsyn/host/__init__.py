@@ -1,1 +1,4 @@
-"""What a run happens in: the app in its folder, and the processes of its server and nodes."""
+"""What a run happens in: the app in its folder, and the processes of its server and nodes.
+
+May import every room but `cli`, `comparison` and `dry_run`.
+"""

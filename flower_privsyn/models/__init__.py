@@ -4,7 +4,7 @@
 ``privsyn-tiny`` and ``privsyn-lstm`` are the smaller causal ones that stand for what a device
 trains. Each folder holds weights, tokenizer and a model card (``README.md``) that says what it was
 trained on. Nothing here loads them; importing this module costs nothing. Larger writers come as
-packages of their own (`flower_privsyn.models.packaged`).
+packages of their own (`flower_privsyn.models.packaged`). May import no room but `privacy`.
 """
 
 from __future__ import annotations

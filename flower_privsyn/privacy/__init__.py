@@ -1,6 +1,7 @@
 """Mechanisms, sampling, accounting and the ledger: everything that makes a release private.
 
-Knows no messages, no models and no text. The accountant library is imported on first use.
+May import no other room: it knows no messages, no models and no text, neither Flower nor PyTorch.
+The accountant library is imported on first use.
 """
 
 from flower_privsyn.privacy.accounting import (

@@ -1,4 +1,7 @@
-"""What one user answers, one file per question. Pure numpy, no noise, no input or output."""
+"""What one user answers, one file per question. Pure numpy, no noise, no input or output.
+
+May import `privacy` and `models`, and neither Flower nor a model library.
+"""
 
 from flower_privsyn.queries.arrays import Broadcast, Reads
 from flower_privsyn.queries.joint_sketch import JointSketch

@@ -6,6 +6,7 @@ every load by its own content security policy, so it shows the same on a machine
 in any mail program.
 
 Importing this package loads no model library, and matplotlib and Jinja2 only when a page is made.
+May import `run`, `evaluation`, `models` and `privacy`: neither `generation` nor `training`.
 """
 
 from __future__ import annotations

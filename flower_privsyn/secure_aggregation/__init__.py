@@ -3,8 +3,8 @@
 Bonawitz et al. 2017, "Practical Secure Aggregation for Privacy-Preserving Machine Learning", in its
 version against a server that does as it likes, on a graph as in Bell et al. 2020, "Secure
 Single-Server Aggregation with (Poly)Logarithmic Overhead". Pure functions over bytes and numbers:
-nothing here knows Flower, a method or where noise comes from. Arithmetic is modulo 2^64. Five
-messages a round:
+nothing here knows Flower, a method or where noise comes from, and no other room is imported.
+Arithmetic is modulo 2^64. Five messages a round:
 
     message     to a node                          from it
     sa_keys     the round                          two fresh X25519 keys, signed with its Ed25519

@@ -1,4 +1,8 @@
-"""The server's half, one file per method."""
+"""The server's half, one file per method.
+
+May import `run`, `report`, `evaluation` and what these import; no client. The parts that methods
+share have a name with an underscore.
+"""
 
 from flower_privsyn.run.method import Method, RunContext
 from flower_privsyn.run.question import Question, RecordSource, ReleasedSum, State
