@@ -37,6 +37,12 @@ class Sampling(Described, ABC):
     round_number: int | None = None
     """The round that this is the sampling of, where users take turns; None for the plan."""
 
+    def __post_init__(self) -> None:
+        """Hold a population as a whole number, where one is given."""
+        if self.population is not None:
+            whole = check_whole("population", self.population, ge=1)
+            object.__setattr__(self, "population", whole)
+
     @property
     def expected_users(self) -> float:
         """The expected number of users in a cohort.
@@ -140,9 +146,6 @@ class FullParticipation(Sampling):
     population: int | None = None
     rate: float = field(default=1.0, init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        _set_population(self, required=False)
-
     def participants(
         self, user_ids: Sequence[str], *, key: bytes, count: int | None = None
     ) -> NDArray[np.bool_]:
@@ -171,7 +174,7 @@ class PoissonSampling(Sampling):
     def __post_init__(self) -> None:
         rate = check_number("rate", self.rate, ge=2.0**-64, le=1)
         object.__setattr__(self, "rate", rate)
-        _set_population(self, required=False)
+        super().__post_init__()
 
     @property
     def hides_cohort(self) -> bool:
@@ -212,7 +215,8 @@ class FixedSizeSampling(Sampling):
     rate: float = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        _set_population(self, required=True)
+        check_whole("population", self.population, ge=1)
+        super().__post_init__()
         size = check_whole("sample_size", self.sample_size, ge=1, le=self.population)
         object.__setattr__(self, "sample_size", size)
         object.__setattr__(self, "rate", size / self.population)
@@ -298,7 +302,7 @@ class CyclicSampling(Sampling):
         object.__setattr__(self, "rate", 1.0 / check_whole("groups", self.groups, ge=1))
         if not isinstance(self.salt, str) or not _SALT.fullmatch(self.salt):
             raise ConfigError(f"salt must be 32 hexadecimal digits, got {self.salt!r}.")
-        _set_population(self, required=False)
+        super().__post_init__()
         if self.round_number is not None:
             number = check_whole("round_number", self.round_number, ge=1, le=self.rounds)
             object.__setattr__(self, "round_number", number)
@@ -342,13 +346,6 @@ class CyclicSampling(Sampling):
             raise ConfigError("round_number must be given to say whose turn it is, got None.")
         asked: NDArray[np.bool_] = self.groups_of(user_ids) == (self.round_number - 1) % self.groups
         return asked
-
-
-def _set_population(sampling: Sampling, *, required: bool) -> None:
-    """Check the population of a sampling that is being made; None only where it is not required."""
-    if sampling.population is None and not required:
-        return
-    object.__setattr__(sampling, "population", check_whole("population", sampling.population, ge=1))
 
 
 def _keyed_hashes(user_ids: Sequence[str], key: bytes) -> NDArray[np.uint64]:
