@@ -164,21 +164,6 @@ def resume_run(
         ConfigError: The app has moved, or a setting is malformed or unknown.
     """
     run_path = files.expanded(run_path).absolute()
-    app, launch, begun = _resumption(run_path, settings, app, values)
-    return _launch(app, run_path, launch, resume=begun, say=say)
-
-
-def _resumption(
-    run_path: Path,
-    settings: Sequence[str],
-    app: App | None = None,
-    values: Mapping[str, ConfigValue] | None = None,
-) -> tuple[App, dict[str, Any], bool]:
-    """What a run is continued with: its app, its launch, and whether it had begun.
-
-    Raises:
-        PrivsynError: as `resume_run`.
-    """
     begun = (run_path / "config.json").is_file()
     owner = OwnerFolder(run_path)
     launch: dict[str, Any] = owner.own.get("launch", {})
@@ -200,7 +185,8 @@ def _resumption(
             f"{place[0]} cannot be set here: `privsyn resume` continues the run in {run_path}."
         )
     values |= new
-    return app, {**launch, "app": str(app.path), "run-config": values}, begun
+    launch = {**launch, "app": str(app.path), "run-config": values}
+    return _launch(app, run_path, launch, resume=begun, say=say)
 
 
 def _launch(

@@ -176,7 +176,11 @@ def test_ones_own_run_is_gone_on_with_as_it_was(
 
 
 def test_nobody_elses_app_is_run(
-    handed: Path, server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    handed: Path,
+    server: Server,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     unfinish(handed)
     assert main(["resume", str(handed)]) == 2
@@ -184,7 +188,9 @@ def test_nobody_elses_app_is_run(
     assert f"privsyn resume {handed} --app APP" in said
     assert str(tmp_path / "evil") not in said
     mine = load_app(write_app(tmp_path / "mine"))
-    app, asked, _ = launch._resumption(handed, (), mine)
+    with monkeypatch.context() as patch:
+        patch.setattr(launch, "_launch", lambda app, path, asked, **how: (app, asked))
+        app, asked = launch.resume_run(handed, app=mine)
     assert (app, asked["run-config"]) == (mine, dict(mine.defaults))
     # So of this package's own: a setting that differs is refused, and none is taken over.
     change(handed, {"generator": f"{server.url}#tiny"}, strategy="PrivateEvolution")
