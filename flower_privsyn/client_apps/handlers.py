@@ -320,7 +320,32 @@ def _register(
 ) -> None:
     @app.query(name)
     def answer(message: Message, context: Context) -> Message:
-        return _guarded(node, step, message, context)
+        """Take a step; whatever goes wrong leaves as a code, but for what ends the process."""
+        try:
+            with counted(message, context), skipping.counting() as tally:
+                reply = step(message, context)
+            report(tally, context, node.users.cache_directory)
+            return reply
+        except ClientError as error:
+            logger.error("%s", error)
+            return wire.error_reply(error.code, message)
+        except tuple(_REFUSALS) as error:
+            # Our own sentences: what was asked, what is allowed, and what public runs have spent.
+            said, code = next(_REFUSALS[kind] for kind in _REFUSALS if isinstance(error, kind))
+            logger.error(said, error)
+            return wire.error_reply(code, message)
+        except skipping.FATAL:
+            raise
+        except BaseException as error:
+            # The type is safe to log; the text and the traceback may quote private data, so they
+            # are shown on the node alone, and only when its owner asks for them.
+            logger.error(
+                "the client app failed with %s (set %s=1 on this node to see where)",
+                type(error).__name__,
+                environment.CLIENT_TRACEBACK,
+                exc_info=bool(os.environ.get(environment.CLIENT_TRACEBACK)),
+            )
+            return wire.error_reply(wire.ClientErrorCode.INTERNAL, message)
 
 
 #: What the node's log and the server are told of what we refuse.
@@ -331,40 +356,6 @@ _REFUSALS: Mapping[type[Exception], tuple[str, wire.ClientErrorCode]] = {
     wire.VersionError: ("request refused: %s", wire.ClientErrorCode.OTHER_VERSION),
     wire.WireError: ("request refused: %s", wire.ClientErrorCode.BAD_REQUEST),
 }
-
-
-def _guarded(
-    node: _Node,
-    handler: Callable[[Message, Context], Message],
-    message: Message,
-    context: Context,
-) -> Message:
-    """Run a handler; whatever goes wrong leaves as a code, but for what ends the process."""
-    try:
-        with counted(message, context), skipping.counting() as tally:
-            reply = handler(message, context)
-        report(tally, context, node.users.cache_directory)
-        return reply
-    except ClientError as error:
-        logger.error("%s", error)
-        return wire.error_reply(error.code, message)
-    except tuple(_REFUSALS) as error:
-        # Our own sentences: what was asked, what is allowed, and what public runs have spent.
-        said, code = next(_REFUSALS[kind] for kind in _REFUSALS if isinstance(error, kind))
-        logger.error(said, error)
-        return wire.error_reply(code, message)
-    except skipping.FATAL:
-        raise
-    except BaseException as error:
-        # The type is safe to log; the text and the traceback may quote private data, so they are
-        # shown on the node alone, and only when its owner asks for them.
-        logger.error(
-            "the client app failed with %s (set %s=1 on this node to see where)",
-            type(error).__name__,
-            environment.CLIENT_TRACEBACK,
-            exc_info=bool(os.environ.get(environment.CLIENT_TRACEBACK)),
-        )
-        return wire.error_reply(wire.ClientErrorCode.INTERNAL, message)
 
 
 class _Node:

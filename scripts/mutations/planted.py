@@ -233,18 +233,18 @@ PROMISED: dict[str, tuple[Mutation, ...]] = {
         Mutation(
             name="an exception's text leaves the client",
             guards="a numbered error, and no text",
-            where="client_apps/handlers.py::_guarded",
+            where="client_apps/handlers.py::_register",
             before=(
-                "            exc_info=bool(os.environ.get(environment.CLIENT_TRACEBACK)),\n"
-                "        )\n"
-                "        return wire.error_reply(wire.ClientErrorCode.INTERNAL, message)\n"
+                "                exc_info=bool(os.environ.get(environment.CLIENT_TRACEBACK)),\n"
+                "            )\n"
+                "            return wire.error_reply(wire.ClientErrorCode.INTERNAL, message)\n"
             ),
             after=(
-                "            exc_info=bool(os.environ.get(environment.CLIENT_TRACEBACK)),\n"
-                "        )\n"
-                "        from flwr.app import Error\n"
+                "                exc_info=bool(os.environ.get(environment.CLIENT_TRACEBACK)),\n"
+                "            )\n"
+                "            from flwr.app import Error\n"
                 "\n"
-                "        return Message(Error(code=1000, reason=str(error)), "
+                "            return Message(Error(code=1000, reason=str(error)), "
                 "reply_to=message)\n"
             ),
             tests=("tests/run/test_engine.py::TestWhatLeavesAClient",),
@@ -252,12 +252,12 @@ PROMISED: dict[str, tuple[Mutation, ...]] = {
         Mutation(
             name="a node's CPU time travels with its answer",
             guards="no measurement",
-            where="client_apps/handlers.py::_guarded",
-            before="            reply = handler(message, context)\n",
+            where="client_apps/handlers.py::_register",
+            before="                reply = step(message, context)\n",
             after=(
-                "            reply = handler(message, context)\n"
-                "            from flwr.app import MetricRecord\n"
-                '            reply.content["cpu"] = MetricRecord({"seconds": 1.0})\n'
+                "                reply = step(message, context)\n"
+                "                from flwr.app import MetricRecord\n"
+                '                reply.content["cpu"] = MetricRecord({"seconds": 1.0})\n'
             ),
             tests=("tests/evaluation/test_costs.py::TestClientTime",),
         ),
