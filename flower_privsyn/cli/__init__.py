@@ -53,17 +53,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if os.environ.get(environment.TRACEBACK):
             raise
-        return _unexpected(error)
+        from flower_privsyn.files import is_disk_full
+        from flower_privsyn.run.run_format import disk_full_sentence
 
-
-def _unexpected(error: Exception) -> int:
-    """Say what a command did not expect, and return its exit status."""
-    from flower_privsyn.files import is_disk_full
-    from flower_privsyn.run.run_format import disk_full_sentence
-
-    if is_disk_full(error):
-        return complain(f"{disk_full_sentence()}: {error}", REFUSED)
-    what = f"{type(error).__name__}: {error}"
-    return complain(
-        f"unexpected {what} (set {environment.TRACEBACK}=1 to see where it comes from)", FAILED
-    )
+        if is_disk_full(error):
+            return complain(f"{disk_full_sentence()}: {error}", REFUSED)
+        what = f"{type(error).__name__}: {error}"
+        return complain(
+            f"unexpected {what} (set {environment.TRACEBACK}=1 to see where it comes from)", FAILED
+        )

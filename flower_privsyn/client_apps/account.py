@@ -213,10 +213,6 @@ class NodeAccount:
             found.setdefault((charge.server, charge.run), []).append(charge)
         return [(server, run, charges) for (server, run), charges in found.items()]
 
-    def has_stream(self, server: str, stream: str) -> bool:
-        """Whether rounds of a stream of correlated noise were charged before."""
-        return any(charge.key == (server, "stream", stream) for charge in self.charges)
-
     def check(self, charge: Charge, policy: NodePolicy) -> None:
         """Refuse an answer that would cost more than the owner allows.
 

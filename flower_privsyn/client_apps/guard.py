@@ -218,7 +218,8 @@ class NodeGuard:
         if not plan.to_come:
             return
         account = self.ledger.account()
-        if plan.stream and account.has_stream(self.server, plan.stream):
+        stream = (self.server, "stream", plan.stream)
+        if plan.stream and any(charge.key == stream for charge in account.charges):
             return  # paid for with its first round
         releases = Counter[Release]()
         for asked in plan.to_come:

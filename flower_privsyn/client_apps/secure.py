@@ -329,8 +329,10 @@ class SecureRounds:
             if ask.secure != state.roster.terms:
                 raise ProtocolError("the question is for other terms than the roster")
             deviation = noise_steps(ask.release.mechanism, state.roster.terms)
-            key = _key(context)
-            _check_roster(state.roster, guard_of(context), key)
+            key, guard = _key(context), guard_of(context)
+            # What the node's owner has come not to allow since it showed its keys.
+            guard.check_terms(state.roster.terms, len(state.roster.cards))
+            state.roster.check_allowed(guard.allowed_nodes(key))
             ready = receive(state, active=mail.active, letters=mail.letters)
             # A question that fails is not put again, nor another in its place.
             store.keep(None)
@@ -409,17 +411,6 @@ def own_key(context: Context, guard: NodeGuard) -> NodeKey:
     guard.allowed_nodes(own)
     check_state_folder()
     return own
-
-
-def _check_roster(roster: Roster, guard: NodeGuard, own: NodeKey) -> None:
-    """Refuse a roster, or its terms, that the node's owner has come not to allow.
-
-    Raises:
-        NotAllowedError: the terms, or the node's own key.
-        ProtocolError: another node's key.
-    """
-    guard.check_terms(roster.terms, len(roster.cards))
-    roster.check_allowed(guard.allowed_nodes(own))
 
 
 def _key(context: Context) -> NodeKey:

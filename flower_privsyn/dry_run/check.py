@@ -61,7 +61,11 @@ def check_app(
         What was found, in words and figures.
     """
     report = Report()
-    _place(app, values, run_dir, report)
+    with report.refusals("run directory"):  # it, and all that is written beside it, has a place
+        path = place_of(app, values, run_dir)
+        there = next(folder for folder in (path, *path.parents) if folder.exists())
+        if why := refuses_files(there):
+            raise RunDirectoryError(f"{there}, where the run is to be written: {why}")
     if (found := _settings_of(app, values, report)) is not None:
         settings, method = found
         people = None
@@ -214,17 +218,6 @@ def traffic_of_rounds(
 
 
 # ---- one after the other -----------------------------------------------------------------------
-
-
-def _place(
-    app: App, values: Mapping[str, ConfigValue], run_dir: str | None, report: Report
-) -> None:
-    """Whether the run directory, and all that is written beside it, has a place."""
-    with report.refusals("run directory"):
-        path = place_of(app, values, run_dir)
-        there = next(folder for folder in (path, *path.parents) if folder.exists())
-        if why := refuses_files(there):
-            raise RunDirectoryError(f"{there}, where the run is to be written: {why}")
 
 
 def _settings_of(

@@ -90,7 +90,12 @@ def sample_tokens(
     order = None
     if top_p < 1:
         reached = top_p * probabilities.sum(dim=-1, keepdim=True)
-        probabilities, order = _most_likely(probabilities, reached)
+        # As many of the largest as reach it: sorting a vocabulary takes longer than a small model.
+        found, order = probabilities.topk(min(_NUCLEUS, probabilities.shape[-1]), dim=-1)
+        if bool((found.sum(dim=-1, keepdim=True) >= reached).all()):
+            probabilities = found
+        else:
+            probabilities, order = probabilities.sort(dim=-1, descending=True, stable=True)
     cumulative = probabilities.cumsum(dim=-1)  # (b, v), or as many as were needed
     total = cumulative[:, -1:]
     if top_p < 1:
@@ -105,24 +110,6 @@ def sample_tokens(
     if order is not None:
         drawn = order.gather(-1, drawn)
     return drawn.squeeze(-1)
-
-
-def _most_likely(
-    probabilities: torch.Tensor, reached: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The largest probabilities of each row, descending, and whose they are: (b, k) each.
-
-    So many that they reach a sum; sorting a whole vocabulary takes longer than a small model does.
-
-    Args:
-        probabilities: (b, v).
-        reached: (b, 1) sums that are reached.
-    """
-    found, order = probabilities.topk(min(_NUCLEUS, probabilities.shape[-1]), dim=-1)
-    if bool((found.sum(dim=-1, keepdim=True) >= reached).all()):
-        return found, order
-    ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
-    return ordered, order
 
 
 def batches(lengths: Sequence[int], batch_size: int) -> Iterator[list[int]]:

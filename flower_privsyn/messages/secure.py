@@ -19,8 +19,6 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from flower_privsyn.errors import ProtocolError
 from flower_privsyn.messages import wire
-from flower_privsyn.messages.wire import MASKED as _MASKED
-from flower_privsyn.messages.wire import SECURE as _SECURE
 from flower_privsyn.secure_aggregation import codec
 from flower_privsyn.secure_aggregation.keys import SEAL_BYTES, Signature, digest
 from flower_privsyn.secure_aggregation.node import Letters, Sealed, Unmasking
@@ -125,7 +123,7 @@ class Signatures(Asked):
 
 def pack(value: Any) -> RecordDict:
     """A message of the protocol: one of the classes above, `Sealed` or `Unmasking`."""
-    return RecordDict({_SECURE: ConfigRecord(wire.without_empty(codec.pack(value)))})
+    return RecordDict({wire.SECURE: ConfigRecord(wire.without_empty(codec.pack(value)))})
 
 
 def unpack(kind: type[T], message: Message) -> T:
@@ -134,9 +132,9 @@ def unpack(kind: type[T], message: Message) -> T:
     Raises:
         WireError: it has another form than agreed.
     """
-    record = message.content.config_records.get(_SECURE)
+    record = message.content.config_records.get(wire.SECURE)
     if record is None:
-        raise wire.WireError(f"the message lacks {_SECURE}")
+        raise wire.WireError(f"the message lacks {wire.SECURE}")
     try:
         return codec.unpack(kind, record)
     except ProtocolError as error:
@@ -154,11 +152,11 @@ def unpack_reply(kind: type[T], message: Message, *, beside: str | None = None) 
     Raises:
         WireError: it has another form than agreed.
     """
-    if set(message.content) != {_SECURE} | ({beside} if beside else set()):
+    if set(message.content) != {wire.SECURE} | ({beside} if beside else set()):
         raise wire.WireError("unexpected records")
     keys = {item.name for item in fields(kind)}  # type: ignore[arg-type]
-    if not set(message.content[_SECURE]) <= keys:
-        raise wire.WireError(f"{_SECURE} holds other keys than agreed")
+    if not set(message.content[wire.SECURE]) <= keys:
+        raise wire.WireError(f"{wire.SECURE} holds other keys than agreed")
     return unpack(kind, message)
 
 
@@ -190,7 +188,7 @@ def question_digest(content: Mapping[str, Any]) -> bytes:
     parts: list[bytes] = []
     for name in sorted(content):
         record = content[name]
-        if name == _SECURE:
+        if name == wire.SECURE:
             continue
         if isinstance(record, ArrayRecord):
             arrays = ((key.encode(), wire.content_digest(array)) for key, array in record.items())
@@ -205,7 +203,7 @@ def pack_masked(masked: npt.NDArray[np.uint64], signature: bytes) -> RecordDict:
     """A masked vector, 8 bytes a number, and the node's signature on what it has answered."""
     arrays = ArrayRecord()
     arrays["masked"] = Array(masked.astype("<u8", copy=False))
-    return RecordDict({_MASKED: arrays, **pack(Signed(signature=signature))})
+    return RecordDict({wire.MASKED: arrays, **pack(Signed(signature=signature))})
 
 
 def unpack_masked(message: Message) -> tuple[npt.NDArray[np.uint64], bytes]:
@@ -214,8 +212,8 @@ def unpack_masked(message: Message) -> tuple[npt.NDArray[np.uint64], bytes]:
     Raises:
         WireError: it has another form than agreed.
     """
-    signature = unpack_reply(Signed, message, beside=_MASKED).signature
-    arrays = message.content.array_records.get(_MASKED)
+    signature = unpack_reply(Signed, message, beside=wire.MASKED).signature
+    arrays = message.content.array_records.get(wire.MASKED)
     if arrays is None or list(arrays) != ["masked"]:
         raise wire.WireError("no answer")
     try:
