@@ -232,7 +232,7 @@ class RunSummary:
 
 def _rounds(run: RunDirectory) -> list[dict[str, Any]]:
     """What became of each round, and what it reported."""
-    lines = {line["round"]: line for line in run.round_lines()}
+    lines = run.round_lines()
     found = []
     for number in sorted({*lines, *(n for n in run.finished_rounds() if n > 0)}):
         files = run.round_files(number)

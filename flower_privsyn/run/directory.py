@@ -525,14 +525,13 @@ class RunDirectory:
         """The lines of `metrics.jsonl`, without a torn last one."""
         return list(files.read_json_lines(self.metrics_file))
 
-    def round_lines(self) -> list[dict[str, Any]]:
-        """The last line of every round, in the order of the rounds.
+    def round_lines(self) -> dict[int, dict[str, Any]]:
+        """The last line of every round, by its number.
 
         A round that was discarded and asked again has two in `metrics.jsonl`: both were traffic,
         and the later one says what became of it.
         """
-        last = {line["round"]: line for line in self.metrics() if type(line.get("round")) is int}
-        return [last[number] for number in sorted(last)]
+        return {line["round"]: line for line in self.metrics() if type(line.get("round")) is int}
 
     def write_synthetic(self, records: Iterable[Mapping[str, Any]]) -> int:
         """Write the synthetic texts as JSON lines and as Parquet, each file as a whole.

@@ -52,7 +52,7 @@ class TestResume:
         charged = [one["epsilon_release"] for one in releases(tmp_path / "run")]
         found = [(one["round"], one["released"]) for one in lines(tmp_path / "run/metrics.jsonl")]
         assert found == [(1, True), (2, False), (2, False), (2, True), (3, False)]
-        last = strategy.run.round_lines()
+        last = list(strategy.run.round_lines().values())
         assert [(one["round"], one["released"]) for one in last] == [
             (1, True),
             (2, True),
