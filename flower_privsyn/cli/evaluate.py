@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from flower_privsyn.evaluation.copies import CopyRates
     from flower_privsyn.evaluation.language_model import Interval, LanguageModelEvaluation
     from flower_privsyn.evaluation.run import RunEvaluation
-    from flower_privsyn.run import RunDirectory
 
 
 def evaluate(
@@ -51,7 +50,7 @@ def evaluate(
     choosing between methods in research and must not be published beside a private result.
     """
     from flower_privsyn.data.load import COLUMNS
-    from flower_privsyn.evaluation.run import evaluate_run
+    from flower_privsyn.evaluation.run import evaluate_run, own_users, split_users
     from flower_privsyn.progress import Progress
     from flower_privsyn.report import write_run_page
     from flower_privsyn.run import RunDirectory
@@ -59,7 +58,20 @@ def evaluate(
 
     run = RunDirectory.open(run_dir)
     columns = given(settings, COLUMNS, "privsyn evaluate")
-    taking_part, others = _people(run, held_out, users, private, columns)
+    taking_part: Users | None = None
+    if users is not None and held_out is None:
+        if private is not None:
+            raise ConfigError("--private goes with --held-out: --users holds both.")
+        taking_part, others = split_users(run.config, own_users(run.config, users, columns))
+    elif held_out is not None and users is None:
+        others = own_users(run.config, held_out, columns)
+        if private is not None:
+            taking_part = own_users(run.config, private, columns)
+    else:
+        raise ConfigError(
+            "Give either --held-out, a file of users who took no part, or --users, the run's own "
+            "data, of which it held some users out."
+        )
     folder = run.path.with_name(f"{run.path.name}.evaluation")
     folder = folder if output is None else expanded(output).absolute()
     training = CausalTraining(max_steps=steps or 0, train_on_eos=False)
@@ -86,32 +98,6 @@ def evaluate(
     show_table(rows(record))
     print(f"All figures: {folder / 'evaluation.json'}\nPage: {page}")
     return 0
-
-
-def _people(
-    run: RunDirectory,
-    held_out: str | None,
-    users: str | None,
-    private: str | None,
-    columns: dict[str, str],
-) -> tuple[Users | None, Users]:
-    """Users who took part, where they are known, and users who did not."""
-    from flower_privsyn.evaluation.run import own_users, split_users
-
-    def read(file: str) -> Users:
-        return own_users(run.config, file, columns)
-
-    if users is not None and held_out is None:
-        if private is not None:
-            raise ConfigError("--private goes with --held-out: --users holds both.")
-        return split_users(run.config, read(users))
-    if held_out is not None and users is None:
-        others = read(held_out)
-        return None if private is None else read(private), others
-    raise ConfigError(
-        "Give either --held-out, a file of users who took no part, or --users, the run's own "
-        "data, of which it held some users out."
-    )
 
 
 def rows(record: RunEvaluation) -> list[tuple[str, str]]:
