@@ -7,7 +7,7 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -189,8 +189,8 @@ def test_nobody_elses_app_is_run(
     assert str(tmp_path / "evil") not in said
     mine = load_app(write_app(tmp_path / "mine"))
     with monkeypatch.context() as patch:
-        patch.setattr(launch, "_launch", lambda app, path, asked, **how: (app, asked))
-        app, asked = launch.resume_run(handed, app=mine)
+        patch.setattr(launch, "_launch", lambda *given, **how: given)
+        app, _, asked = cast(Any, launch.resume_run(handed, app=mine))
     assert (app, asked["run-config"]) == (mine, dict(mine.defaults))
     # So of this package's own: a setting that differs is refused, and none is taken over.
     change(handed, {"generator": f"{server.url}#tiny"}, strategy="PrivateEvolution")
