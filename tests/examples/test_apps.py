@@ -30,6 +30,15 @@ def test_an_existing_federation_is_added_to_and_not_changed() -> None:
     assert 10 < len(lines) <= 20
 
 
+@pytest.mark.parametrize(
+    "app", sorted(ROOT.glob("examples/*/pyproject.toml")), ids=lambda app: app.parent.name
+)
+def test_the_ready_server_knows_every_key_of_an_app_that_names_it(app: Path) -> None:
+    """An app with keys of its own needs a server of its own; `check` passes over such keys."""
+    if "strategies.default:app" in app.read_text("utf-8"):
+        configuration_of({**resolve_config(load_app(app.parent)), "data": "users.jsonl"})
+
+
 def test_the_quickstart_asks_once_and_has_a_writer_that_learns() -> None:
     values = resolve_config(load_app(ROOT / "examples" / "quickstart"))
     config = configuration_of(values)
