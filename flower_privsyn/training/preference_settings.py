@@ -60,7 +60,7 @@ class PreferenceSettings(Settings):
     """Passes over the pairs; 1 in the code."""
     training_batch_size: PositiveInt = 24
     """Pairs per step."""
-    training_micro_batch_size: Annotated[PositiveInt, IN_PYTHON] = 8
+    training_micro_batch_size: Annotated[PositiveInt, IN_PYTHON] = 2
     """At most this many pairs go through the model at a time (the largest divisor of
     `training_batch_size` up to it). It changes the memory, and of the result only a pass's last
     step, where that has fewer pairs, so a resumed run may have another one.

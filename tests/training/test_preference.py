@@ -223,7 +223,7 @@ class TestFailures:
         def run_out(*_: int) -> None:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
 
-        with pytest.raises(TrainingError, match="lower training_micro_batch_size = 8"):
+        with pytest.raises(TrainingError, match="lower training_micro_batch_size = 2"):
             train(tiny, pairs_of_topics(4), tmp_path / "a", progress=run_out)
         assert not (tmp_path / "a").exists()
 
