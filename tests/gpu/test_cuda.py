@@ -145,7 +145,7 @@ class TestCausalTraining:
 
 
 class TestLocalTraining:
-    @pytest.mark.parametrize("trainable", ["full", "lora", "lora-xs"])
+    @pytest.mark.parametrize("trainable", ["full", "lora"])
     @pytest.mark.parametrize("model", ["privsyn-tiny", "privsyn-lstm"])
     def test_an_update_is_that_of_the_cpu(self, model: str, trainable: Any) -> None:
         spec = TrainableModel(name=model, trainable=trainable)

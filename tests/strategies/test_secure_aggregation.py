@@ -28,13 +28,12 @@ STRATEGIES = {
     "popri of candidates": partial(golden_runs.popri, answer_space="candidates"),
     "fred": golden_runs.fred,
     "dp-fedavg": golden_runs.dp_fedavg,
-    "dp-fedavg in a subspace": partial(golden_runs.dp_fedavg, trainable="lora-xs"),
     # Rounds of correlated noise are refused (tests/run/test_secure.py).
     "ctcl": partial(
         golden_runs.ctcl, sampling="full", first_noise_multiplier=NOISE, max_new_tokens=2
     ),
 }
-TRAINING = ("dp-fedavg", "dp-fedavg in a subspace", "ctcl")
+TRAINING = ("dp-fedavg", "ctcl")
 
 
 @pytest.mark.parametrize("name", STRATEGIES)

@@ -238,18 +238,6 @@ class TestWhatIsTrained:
         moved = {name for name, value in named(model, update).items() if value.any()}
         assert moved == {name for name in model.shapes if "lora_B" in name}
 
-    def test_cores_in_a_subspace(self, llama: Path, texts: list[str]) -> None:
-        model, again = (local(llama, trainable="lora-xs", lora_rank=2) for _ in range(2))
-        assert all(name.endswith(".core") for name in model.shapes)
-        assert set(model.shapes.values()) == {(2, 2)}
-        assert not model.parameters.any()
-        rows = model.encode(texts[:4])
-        update = model.update(rows, **STEP)
-        assert update is not None
-        assert np.array_equal(again.update(rows, **STEP), update)  # type: ignore[arg-type]
-        assert all(value.any() for value in named(model, update).values())
-        assert model.loss(rows, parameters=update) < model.loss(rows)
-
     def test_layers(self, llama: Path, texts: list[str]) -> None:
         model = local(llama, trainable="model.layers.1.*, model.norm.weight")
         assert all(
@@ -265,18 +253,16 @@ class TestWhatIsTrained:
         for name, value in named(model, some).items():
             assert np.abs(value - expected[name]).max() < 1e-6
 
-    @pytest.mark.parametrize("trained", ["lora", "lora-xs", "lm_head.*"])
+    @pytest.mark.parametrize("trained", [{"trainable": "lora"}, {"trainable": "lm_head.*"}])
     def test_on_another_base(
-        self, llama: Path, tmp_path: Path, texts: list[str], trained: str
+        self, llama: Path, tmp_path: Path, texts: list[str], trained: dict[str, Any]
     ) -> None:
         """Updates are those of a model that was loaded with that base, and its own come back."""
         whole = local(llama)
         generator = np.random.default_rng(0)
         moved = whole.parameters + generator.normal(0, 0.02, whole.dimension).astype(np.float32)
         whole.save(tmp_path / "moved", moved)
-        model = local(llama, trainable=trained)
-        spec = TrainableModel(name=str(tmp_path / "moved"), trainable=trained)
-        elsewhere = LocalModel(spec, device="cpu", subspace=model.subspace)
+        elsewhere, model = local(tmp_path / "moved", **trained), local(llama, **trained)
         own, fingerprint = model.base, model.fingerprint
         samples = model.encode(texts[:2])
 
@@ -355,14 +341,11 @@ class TestFingerprint:
             mine.fingerprint,
             lora.fingerprint,
             local(llama, trainable="lora", lora_alpha=16).fingerprint,
-            local(llama, trainable="lora-xs").fingerprint,
-            local(other, trainable="lora-xs").fingerprint,
-            local(llama, trainable="lora-xs", lora_rank=64).fingerprint,
             local(llama, trainable="lm_head.*,model.layers.*").fingerprint,
             local(llama, precision="bfloat16").fingerprint,
             local(gpt2).fingerprint,
         }
-        assert len(different) == 9
+        assert len(different) == 6
 
     def test_a_changed_tokenizer_shows(self, llama: Path, tmp_path: Path) -> None:
         changed = tmp_path / "changed"
@@ -375,7 +358,7 @@ class TestFingerprint:
 
 
 class TestSaving:
-    @pytest.mark.parametrize("trainable", ["full", "lora", "lora-xs"])
+    @pytest.mark.parametrize("trainable", ["full", "lora"])
     def test_the_folder_is_the_trained_model(
         self, folder: Path, texts: list[str], tmp_path: Path, trainable: str
     ) -> None:
@@ -390,11 +373,11 @@ class TestSaving:
         samples = model.encode(texts[:6])
         public = loss(model)
         noise = np.random.default_rng(0).standard_normal(model.dimension)
-        scale = 0.2 if trainable == "full" else 2.0
+        scale = 2.0 if trainable == "lora" else 0.2
         trained = (model.parameters + scale * noise).astype(np.float32)
         model.start_from(trained)
         expected = loss(model)
-        assert abs(expected - public) > 0.001
+        assert abs(expected - public) > 0.002
         model.save(tmp_path / "final", trained)
         saved = AutoModelForCausalLM.from_pretrained(tmp_path / "final", torch_dtype=torch.float32)
         assert type(saved).__name__ == type(AutoModelForCausalLM.from_pretrained(folder)).__name__
