@@ -25,12 +25,11 @@ class TrainableModel(Settings):
     """
     trainable: str = "full"
     """What is trained: "full": every parameter; "lora": low-rank adapters on all linear layers but
-    the output; "lora-xs": of each of those a square matrix between bases near its leading singular
-    vectors (Balazy et al. 2024); else patterns of parameter names separated by commas, such as
+    the output; else patterns of parameter names separated by commas, such as
     "lm_head.*,model.layers.3.*".
     """
     lora_rank: LoraRank = 4
-    """For "lora" and "lora-xs": rank of what a layer's weights change by."""
+    """For "lora": rank of the adapters."""
     lora_alpha: PositiveInt = 8
     """For "lora": their scale times their rank."""
     precision: LocalPrecision = "float32"
@@ -45,11 +44,11 @@ class TrainableModel(Settings):
             raise ConfigError(f"model must name a causal language model, got {self.name!r}")
         if not self.patterns:
             raise ConfigError(
-                'trainable must be "full", "lora", "lora-xs", or patterns of parameter names, got '
+                'trainable must be "full", "lora", or patterns of parameter names, got '
                 f'"{self.trainable}"'
             )
 
     @property
     def patterns(self) -> tuple[str, ...]:
-        """The patterns of names in `trainable`, where it is neither of the words."""
+        """The patterns of names in `trainable`, where it is neither "full" nor "lora"."""
         return tuple(part.strip() for part in self.trainable.split(",") if part.strip())

@@ -70,11 +70,11 @@ class FederatedTrainingConfig(PrivateSumConfig):
     """
     trainable: str = "full"
     """What is trained: "full": all parameters; "lora": adapters on all linear layers but the
-    output; "lora-xs": of each of those a square matrix between its leading singular vectors; else
-    patterns of parameter names separated by commas, such as "lm_head.*,model.layers.3.*".
+    output; else patterns of parameter names separated by commas, such as
+    "lm_head.*,model.layers.3.*".
     """
-    lora_rank: LoraRank = 4
-    """Rank of "lora" and "lora-xs"."""
+    lora_rank: Annotated[LoraRank, IN_PYTHON] = 4
+    """Rank of the adapters."""
     local_learning_rate: LearningRate = 0.1
     """Of a user's stochastic gradient descent."""
     local_epochs: Annotated[PositiveInt, IN_PYTHON] = 1

@@ -266,7 +266,7 @@ class TrainingInHalves(FederatedTraining):
         config, models = self.config, self.run.path / "models"
         before, after = models / BEFORE, models / AFTER
         start = replace(config.trained_model(), name=config.first_model)
-        LocalModel(start, subspace=self.model.subspace).save(before, state["parameters"])
+        LocalModel(start).save(before, state["parameters"])
         chosen = self._choose(before)
         public = need(self._public)
         texts = [public.text_of(index) for index in chosen.indices.tolist()]

@@ -37,12 +37,6 @@ from flower_privsyn.models.pretrained import (
     load_pretrained,
     model_folder,
 )
-from flower_privsyn.models.subspace import (
-    Subspace,
-    SubspaceLinear,
-    merge_subspace,
-    with_subspace,
-)
 from flower_privsyn.models.trainable import TrainableModel
 from flower_privsyn.training.common import disable_dropout
 from flower_privsyn.training.tokens import batches_by_length, padded, token_rows
@@ -69,10 +63,6 @@ class LocalModel:
     Args:
         model: which model, and what of it is trained.
         device: as PyTorch names it; None takes the first accelerator, else the CPU.
-        subspace: for "lora-xs": the bases of another model of this shape; None for its own.
-
-    Attributes:
-        subspace: the bases between which "lora-xs" trains, else None.
 
     Raises:
         ModelError: the model cannot be loaded.
@@ -80,15 +70,8 @@ class LocalModel:
         MissingExtraError: PyTorch, Transformers or (for LoRA) PEFT is not installed.
     """
 
-    def __init__(
-        self,
-        model: TrainableModel,
-        *,
-        device: str | None = None,
-        subspace: Subspace | None = None,
-    ) -> None:
+    def __init__(self, model: TrainableModel, *, device: str | None = None) -> None:
         self.spec = model
-        self.subspace: Subspace | None = None
         self._model, self.tokenizer = load_pretrained(
             model.name, kind="causal or encoder-decoder", dtype="float32", device=device
         )
@@ -103,8 +86,6 @@ class LocalModel:
             self._model = with_adapters(
                 self._model, name=model.name, rank=model.lora_rank, alpha=model.lora_alpha, seed=0
             )
-        elif model.trainable == "lora-xs":
-            self.subspace = with_subspace(self._model, model.lora_rank, subspace)
         named = _choose(self._model, model)
         self._device = next(iter(named.values())).device
         self.shapes = {name: tuple(parameter.shape) for name, parameter in named.items()}
@@ -123,7 +104,6 @@ class LocalModel:
         self._buffers = [
             (module, name, buffer, buffer.clone())
             for module in self._model.modules()
-            if not isinstance(module, SubspaceLinear)  # nothing writes into its bases
             for name, buffer in module.named_buffers(recurse=False)
         ]
         # A recurrent layer on an accelerator refuses to train in evaluation mode.
@@ -446,8 +426,6 @@ class LocalModel:
         model = self._model.eval()
         if self.spec.trainable == "lora":
             model = model.merge_and_unload()
-        elif self.spec.trainable == "lora-xs":
-            model = merge_subspace(model)
         model.requires_grad_(False)
         built = folder.with_name(f".{folder.name}.partial")
         save_model(model, self.tokenizer, built)
@@ -458,7 +436,7 @@ class LocalModel:
 
 def _choose(model: Any, spec: TrainableModel) -> dict[str, torch.nn.Parameter]:
     """Leave only the trained parameters with gradients, and return them by name."""
-    if spec.trainable not in {"lora", "lora-xs"}:
+    if spec.trainable != "lora":
         patterns = ("*",) if spec.trainable == "full" else spec.patterns
         names = [name for name, _ in model.named_parameters()]
         for pattern in patterns:

@@ -30,11 +30,10 @@ class ServerModel:
 
     def __init__(self, trained: TrainableModel, *, initial: str) -> None:
         self._trained = trained
-        self.model = LocalModel(replace(trained, name=located(trained.name)))
-        self.start = start = self._further(located(initial)) if initial else self.model
+        self.model = self._loaded(located(trained.name))
+        self.start = start = self._loaded(located(initial)) if initial else self.model
         tokens, others = (one.tokenizer.backend_tokenizer.to_str() for one in (self.model, start))
         same = start.shapes == self.model.shapes and len(start.base) == len(self.model.base)
-        same = same and start.subspace is self.model.subspace
         if tokens != others or not same:
             raise ConfigError(
                 f'initial-model = "{initial}" is of another architecture or other tokens than '
@@ -42,9 +41,8 @@ class ServerModel:
             )
         self._bases = {"": start}
 
-    def _further(self, name: str) -> LocalModel:
-        """A model trained further, within the bases that nodes find in the model they load."""
-        return LocalModel(replace(self._trained, name=name), subspace=self.model.subspace)
+    def _loaded(self, name: str) -> LocalModel:
+        return LocalModel(replace(self._trained, name=name))
 
     def check(self, *, max_tokens: int, conditioned: bool) -> None:
         """Refuse what the model cannot be asked.
@@ -84,5 +82,5 @@ class ServerModel:
                 raise RunDirectoryError(
                     f"{home} goes on from the model in {folder}, which is not one of its own"
                 )
-            self._bases[name] = self._further(str(folder))
+            self._bases[name] = self._loaded(str(folder))
         return self._bases[name]
