@@ -339,14 +339,14 @@ class TestFile:
 
     def test_is_shared_by_all_processes(self, asked: Asked) -> None:
         charges = [asked(number, run=run) for run in range(4) for number in range(1, 6)]
-        with multiprocessing.get_context("fork").Pool(4) as pool:
+        with multiprocessing.get_context("spawn").Pool(4) as pool:
             pool.map(_charge, [charges[first::4] for first in range(4)])
         found = NodeLedger("people").account().charges
         assert sorted(map(repr, found)) == sorted(map(repr, charges))
 
     def test_two_processes_cannot_both_take_what_is_left_once(self, asked: Asked) -> None:
         charges = [asked(1, run=run) for run in range(4)]
-        with multiprocessing.get_context("fork").Pool(4) as pool:
+        with multiprocessing.get_context("spawn").Pool(4) as pool:
             taken = pool.map(_take_the_last, charges)
         assert sum(taken) == 1
 

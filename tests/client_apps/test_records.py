@@ -49,7 +49,7 @@ def entries(directory: Path) -> tuple[int, int]:
 
 def in_another_process(directory: Path, where: list[Context]) -> tuple[list[Any], int]:
     """What a process that starts now answers, and how often it loaded a model."""
-    with multiprocessing.get_context("fork").Pool(1) as pool:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(_answers, (directory, where))
 
 

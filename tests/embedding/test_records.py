@@ -126,7 +126,7 @@ def _write(directory: Path) -> bytes:
 
 class TestProcesses:
     def test_writers_of_one_entry_at_once(self, tmp_path: Path) -> None:
-        with multiprocessing.get_context("fork").Pool(4) as pool:
+        with multiprocessing.get_context("spawn").Pool(4) as pool:
             contents = pool.map(_write, [tmp_path] * 8, chunksize=1)
         assert len(set(contents)) == 1
         assert [entry.name for entry in (tmp_path / "records").iterdir()] == [f"{KEY}.arrow"]
