@@ -2,8 +2,8 @@
 
     python -m benchmarks.all [votes training ...]
 
-Ten minutes on two idle cores. Each runs in a process of its own, one after the other, on one thread
-unless it says so. How a run grows is another command, `python -m benchmarks.growth`.
+Five minutes on two idle cores. Each runs in a process of its own, one after the other, on one
+thread unless it says so. How a run grows is another command, `python -m benchmarks.growth`.
 """
 
 from __future__ import annotations
