@@ -147,6 +147,8 @@ def main() -> None:
         traceback.print_exc()
         sentence, unexpected = sentence_of(error)
     to_the_command.say({"sentence": sentence, "unexpected": unexpected})
+    if sentence and asked["ray"]:  # where a simulation crashed, its ServerApp waits for the nodes
+        os._exit(1)
 
 
 if __name__ == "__main__":

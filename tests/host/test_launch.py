@@ -236,3 +236,13 @@ def test_ctrl_c_asks_a_run_to_end_and_twice_ends_it_at_once(tmp_path: Path) -> N
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_a_crash_of_flowers_simulation_ends_the_run(
+    app: App, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the ServerApp, in a thread of Flower's, still waits for its nodes."""
+    monkeypatch.setenv("RAY_ADDRESS", "nowhere")
+    outcome = launch.run_app(app, tmp_path / "run", resolve_config(app), ray=True)
+    assert outcome.unexpected
+    assert "ValueError: Invalid address" in RunDirectory(outcome.path).owner.log_file.read_text()
