@@ -102,18 +102,18 @@ def from_grid(steps: NDArray[np.int64]) -> NDArray[np.float64]:
     return steps.astype(np.float64) * GRID
 
 
-#: Columns folded at once. It decides the order of additions: another number, other last bits.
-COLUMNS = 2**16
-#: Numbers worked on at once: 256 KiB of float64, which stay in the processor's cache.
-_CACHED = 2**15
+#: Numbers worked on at once: 256 KiB of float64, which stay in the processor's cache. It decides
+#: the order of additions: another number, other last bits.
+COLUMNS = 2**15
 
 
 def squared_norms(rows: NDArray[Any]) -> NDArray[np.float64]:
     """Sum of squares of every row, to the same last bit whatever rows stand beside it.
 
     A library's reduction may add in an order that depends on how many rows there are, on where a
-    row lies in memory and on where its buffers end. Here the right half of a row is added to its
-    left half until one column is left: elementwise additions, which IEEE 754 defines to the bit.
+    row lies in memory and on where its buffers end. Here pieces of a row are added up, then the
+    right half of their sum is added to its left half until one column is left: elementwise
+    additions, which IEEE 754 defines to the bit.
 
     Args:
         rows: (k, m) real.
@@ -123,22 +123,25 @@ def squared_norms(rows: NDArray[Any]) -> NDArray[np.float64]:
     """
     count, columns = rows.shape
     total = np.zeros(count, dtype=np.float64)
-    step = max(1, _CACHED // max(1, min(columns, COLUMNS)))
+    step = max(1, COLUMNS // max(1, columns))
     with np.errstate(over="ignore", invalid="ignore"):
         for top in range(0, count, step):
+            block = rows[top : top + step].T
+            sums = np.zeros(block[:COLUMNS].shape, dtype=np.float64)
             for left in range(0, columns, COLUMNS):
-                part = rows[top : top + step, left : left + COLUMNS].T.astype(np.float64, order="C")
-                part *= part
-                while len(part) > 1:
-                    half = len(part) // 2
-                    part[:half] += part[-half:]
-                    part = part[:-half]
-                total[top : top + step] += part[0]
+                squares = block[left : left + COLUMNS].astype(np.float64, order="C")
+                squares *= squares
+                sums[: len(squares)] += squares
+            while len(sums) > 1:
+                half = len(sums) // 2
+                sums[:half] += sums[-half:]
+                sums = sums[:-half]
+            total[top : top + step] = sums.sum(axis=0)  # of one row, or of none
     return total
 
 
-def clip_rows(values: NDArray[Any], *, norm: float) -> NDArray[Any]:
-    """Scale every row to an L2 norm of at most ``norm``; direction is kept.
+def clip_rows(rows: NDArray[np.float64], *, norm: float) -> None:
+    """Scale every row in place to an L2 norm of at most ``norm``; direction is kept.
 
     A row with a NaN or an infinite entry becomes the zero row: a plain comparison would let NaN
     through, and the sum over users would then reveal that one of them sent it.
@@ -146,52 +149,42 @@ def clip_rows(values: NDArray[Any], *, norm: float) -> NDArray[Any]:
     Formal guarantee:
         With one row per user, the sum of the rows moves by at most ``norm`` in L2 when one row is
         zeroed, added or removed, and by at most ``2 norm`` when it is replaced. The bound holds for
-        the returned floats in exact arithmetic, not just for the norm as computed: a row that was
+        the resulting floats in exact arithmetic, not just for the norm as computed: a row that was
         scaled, or that lies within the rounding error of the bound, is shrunk by that error. Rows
         of whole numbers are computed exactly and are left as they are up to the bound. What becomes
         of a row depends on that row alone, to the last bit (`squared_norms`).
 
     Args:
-        values: (k, m) real, one user per row.
-        norm: The bound, between 1e-30 and 1e30, in the unit of ``values``.
-
-    Returns:
-        (k, m), a new array; float32 when ``values`` is float32 or float16, else float64.
+        rows: (k, m), one user per row.
+        norm: The bound, between 1e-30 and 1e30, in the unit of ``rows``.
 
     Raises:
-        ConfigError: ``values`` is not a real matrix or ``norm`` is out of range.
+        ConfigError: ``rows`` is no matrix of float64 or ``norm`` is out of range.
     """
     norm = check_number("norm", norm, ge=1e-30, le=1e30)
-    array = np.asarray(values)
-    if array.ndim != 2 or array.dtype.kind not in "biuf":
+    if rows.ndim != 2 or rows.dtype != np.float64:
         raise ConfigError(
-            f"values must be a real matrix with one row per user, "
-            f"got {array.dtype} of shape {array.shape}."
+            f"rows must be a float64 matrix with one row per user, "
+            f"got {rows.dtype} of shape {rows.shape}."
         )
-    dtype = np.float32 if array.dtype in (np.float32, np.float16) else np.float64
-    clipped = array.astype(dtype)  # always a copy
-    if clipped.size == 0:
-        return clipped
-
-    squared = squared_norms(clipped)
+    squared = squared_norms(rows)
     # A NaN or an infinity shows in the square of its row, as do entries whose squares overflow.
     odd = ~np.isfinite(squared)
     if odd.any():
-        clipped[odd] = _tamed(clipped[odd], norm)
-        squared[odd] = squared_norms(clipped[odd])
+        rows[odd] = _tamed(rows[odd], norm)
+        squared[odd] = squared_norms(rows[odd])
 
     # Relative error of a sum of m rounded squares, with room to spare.
-    slack = (array.shape[1] + 8) * 2.0**-52
+    slack = (rows.shape[1] + 8) * 2.0**-52
     over = squared * (1.0 + slack) > norm * norm
     # Sums of squared whole numbers below 2^53 carry no rounding error: such rows are not longer.
     near = over & (np.sqrt(squared) <= norm) & (squared < 2.0**53)
     if near.any():
-        over[near] = (clipped[near] != np.rint(clipped[near])).any(axis=1)
-    if over.any():
-        margin = 1.0 - slack - 4.0 * float(np.finfo(dtype).eps)
-        shorter: NDArray[Any] = (margin * norm / np.sqrt(squared[over]))[:, None]
-        clipped[over] = clipped[over] * shorter
-    return clipped
+        over[near] = (rows[near] != np.rint(rows[near])).any(axis=1)
+    margin = 1.0 - slack - 2.0**-50
+    scale = np.ones_like(squared)
+    np.divide(margin * norm, np.sqrt(squared), out=scale, where=over)
+    rows *= scale[:, None]
 
 
 def _tamed(rows: NDArray[Any], norm: float) -> NDArray[Any]:

@@ -137,8 +137,8 @@ class ModelDelta(Query):
             broadcast: the parameters that were trained from, and perhaps `base`, the values of
                 those that are not trained, and a bias of the logits.
         """
-        # Whatever NumPy makes of a float beside an array of float32.
-        updates: Float64Array = np.multiply(cohort.records, 1.0 / self.unit, dtype=np.float64)
+        updates: Float64Array = cohort.records.astype(np.float64)
+        updates *= 1.0 / self.unit
         if len(updates) == cohort.num_users and not self.bit_share:
             return updates  # everyone's, in order: a user has one at most
         rows = np.zeros((cohort.num_users, self.answer_length(broadcast)), dtype=np.float64)
@@ -147,7 +147,8 @@ class ModelDelta(Query):
             return rows
         bound = self.clip_to / self.unit
         lengths = np.sqrt(squared_norms(updates))
-        rows[cohort.owners, :-1] = clip_rows(updates, norm=bound)
+        clip_rows(updates, norm=bound)
+        rows[cohort.owners, :-1] = updates
         rows[cohort.owners, -1] = np.where(lengths <= bound, self._bit, -self._bit)
         return rows
 

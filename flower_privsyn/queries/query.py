@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from flower_privsyn.checks import Settings
 from flower_privsyn.privacy import clip_rows, skipping
-from flower_privsyn.privacy.mechanisms import GRID
+from flower_privsyn.privacy.mechanisms import COLUMNS, GRID
 from flower_privsyn.queries.arrays import (
     Broadcast,
     Float32Array,
@@ -343,11 +343,15 @@ class Query(Settings, ABC):
     def _clip(self, rows: Float64Array) -> Float64Array:
         """Scale rows to norm `clip_norm` at most, then round toward zero to the grid."""
         # Whatever a subclass returns: in float32 neither norms nor the sum of a block are exact.
-        exact = np.asarray(rows, dtype=np.float64)
-        clipped: Float64Array = clip_rows(exact, norm=self.clip_norm)
-        clipped /= GRID
-        np.trunc(clipped, out=clipped)
-        clipped *= GRID
+        # The bundled ones make their rows anew; a second array of a model's size would be slow.
+        own: Callable[..., Float64Array] = np.asarray if self.bundled else np.array
+        clipped = own(rows, dtype=np.float64)
+        clip_rows(clipped, norm=self.clip_norm)
+        for left in range(0, clipped.shape[1], COLUMNS):
+            part = clipped[:, left : left + COLUMNS]
+            part /= GRID
+            np.trunc(part, out=part)
+            part *= GRID
         return clipped
 
     def answer(self, cohort: Cohort, broadcast: Broadcast) -> Float64Array:
@@ -363,6 +367,9 @@ class Query(Settings, ABC):
         Returns:
             (answer_length,) float64.
         """
+        if cohort.num_users == 1:  # as in training, where no second vector of its size is made
+            row: Float64Array = self.contribution(cohort, broadcast)[0]
+            return row
         length = self.answer_length(broadcast)
         total = np.zeros(length, dtype=np.float64)
         users_per_block = max(1, BLOCK_BYTES // max(1, 8 * length))

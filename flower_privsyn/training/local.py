@@ -386,7 +386,8 @@ class LocalModel:
             following = tokens.masked_fill((mask == 0) | (places < given), _IGNORED)[:, 1:]
             # The last token of a row predicts nothing: so the logits need no cutting, and no copy.
             targets = torch.nn.functional.pad(following, (0, 1), value=_IGNORED)
-            inputs = {"input_ids": tokens, "attention_mask": mask}
+            # No mask: padding follows a row, where no token of a causal model looks.
+            inputs = {"input_ids": tokens}
         else:  # it reads what is given and predicts the rest
             read, mask = self._padded([[*sample[:given], *self._end] for sample, given in samples])
             tokens, predicted = self._padded([sample[given:] for sample, given in samples])
