@@ -285,8 +285,8 @@ class LocalModel:
         with self._generators_kept():
             torch.manual_seed(int(order.spawn(1)[0].integers(2**63)))
             self._train(usable, order, learning_rate, epochs, batch_size, max_steps)
-        moved = np.empty(self.dimension, dtype=np.float32) if into is None else into
-        torch.from_numpy(moved).copy_(self._weights).sub_(self._start.cpu())
+        before, after = self._start.cpu().numpy(), self._weights.cpu().numpy()
+        moved: npt.NDArray[np.float32] = np.subtract(after, before, out=into)
         return moved
 
     def loss(
