@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -14,7 +19,9 @@ from flower_privsyn.queries import (
     NearestNeighborHistogram,
     Query,
     nearest_candidates,
+    nearest_neighbor,
 )
+from flower_privsyn.queries.candidate_pruning import pays, pruned_product
 from flower_privsyn.testing import random_cohort
 
 
@@ -28,6 +35,15 @@ def unit(generator: np.random.Generator, n: int, d: int) -> np.ndarray:
     return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
 
+@pytest.fixture(scope="class", params=["float32", "pruned"])
+def product(request: pytest.FixtureRequest) -> Iterator[None]:
+    """On either way, whatever the size and the processor, on which bfloat16 may be emulated."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nearest_neighbor, "pays", lambda n, m: request.param == "pruned")
+        yield
+
+
+@pytest.mark.usefixtures("product")
 class TestNearestCandidates:
     def test_near_ties_are_decided_in_double_precision(self) -> None:
         # Candidates that differ by a few units in the last place: float32 products cannot rank
@@ -81,6 +97,52 @@ class TestNearestCandidates:
         together = nearest_candidates(records, candidates)
         assert np.array_equal(together[:1], nearest_candidates(records[:1], candidates))
         assert np.array_equal(together, brute_force(records, candidates))
+
+
+def scattered(generator: np.random.Generator, shape: tuple[int, int], scale: int) -> np.ndarray:
+    """Rows near each other or far, some of them equal or 0, some far longer than others."""
+    rows = generator.standard_normal((1, shape[1])) * generator.integers(0, 2)
+    rows = rows + 10.0 ** generator.uniform(-6, 0) * generator.standard_normal(shape)
+    if generator.integers(0, 2):
+        rows *= 2.0 ** generator.integers(-20, 20, (shape[0], 1))
+    rows[generator.integers(0, shape[0], 2)] = rows[0] * generator.integers(0, 2)
+    with np.errstate(over="ignore"):
+        return np.nan_to_num((rows * 2.0**scale).astype(np.float32))
+
+
+class TestCandidatePruning:
+    @pytest.mark.parametrize("scale", [-130, -66, -20, 0, 1, 2, 3, 20, 63, 125])
+    def test_no_vote_depends_on_it(self, scale: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        generator = np.random.default_rng(scale + 200)
+        for dimension, m in [(1, 1), (2, 8), (2, 8), (3, 8), (5, 30)] * 4 + [(40, 600)]:
+            records = scattered(generator, (200, dimension), scale)
+            candidates = scattered(generator, (m, dimension), scale)
+            monkeypatch.setattr(nearest_neighbor, "pays", lambda n, m: False)
+            expected = nearest_candidates(records, candidates)
+            monkeypatch.setattr(nearest_neighbor, "pays", lambda n, m: True)
+            assert np.array_equal(nearest_candidates(records, candidates), expected)
+
+    def test_rules_out_nearly_all_candidates_of_embeddings(self) -> None:
+        left, right = (unit(np.random.default_rng(seed), 600, 65) for seed in (1, 2))
+        left[:, -1], right[:, -1] = 1.0, -0.5 * (right[:, :-1] ** 2).sum(axis=1)
+        out = np.empty((600, 600), dtype=np.float32)
+        assert pruned_product(left, np.linalg.norm(left, axis=1).astype(np.float64), right, out)
+        assert np.isneginf(out).mean() > 0.98
+
+    @pytest.mark.parametrize("flag", ["avx512_bf16", "amx_bf16", "avx2"])
+    def test_asks_the_processor_and_loads_nothing(
+        self, flag: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {flag: True}, raising=False)
+        assert pays(256, 1024) is (flag != "avx2")
+        assert not pays(8, 1024)
+        for torch_module in (SimpleNamespace(cpu=SimpleNamespace()), None):  # an old one, and none
+            with monkeypatch.context() as patch:
+                if torch_module is None:
+                    patch.delitem(sys.modules, "torch")
+                else:
+                    patch.setitem(sys.modules, "torch", torch_module)
+                assert not pays(256, 1024)
 
 
 class TestHistogram:
