@@ -114,7 +114,7 @@ class TestCandidatePruning:
     @pytest.mark.parametrize("scale", [-130, -66, -20, 0, 1, 2, 3, 20, 63, 125])
     def test_no_vote_depends_on_it(self, scale: int, monkeypatch: pytest.MonkeyPatch) -> None:
         generator = np.random.default_rng(scale + 200)
-        for dimension, m in [(1, 1), (2, 8), (2, 8), (3, 8), (5, 30)] * 4 + [(40, 600)]:
+        for dimension, m in [(1, 1), (3, 8), (64, 8), (64, 8), (5, 30)] * 4 + [(40, 600)]:
             records = scattered(generator, (200, dimension), scale)
             candidates = scattered(generator, (m, dimension), scale)
             monkeypatch.setattr(nearest_neighbor, "pays", lambda n, m: False)
