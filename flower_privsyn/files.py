@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from flower_privsyn.environment import CACHE, WORKING_DIRECTORY
-from flower_privsyn.errors import ConfigError, RunDirectoryError
+from flower_privsyn.errors import ConfigError, PrivsynError, RunDirectoryError
 
 
 def now() -> str:
@@ -59,6 +59,20 @@ _NO_ROOM = re.compile(
     r"No space left on device|disk is full|Disk quota exceeded|os error 28"
     r"|\d+ requested and \d+ written"
 )
+
+
+@contextlib.contextmanager
+def os_errors_as(kind: type[PrivsynError], what: str) -> Iterator[None]:
+    """Raise what goes wrong with files in this block as an error of the package.
+
+    Args:
+        kind: of error.
+        what: a sentence without its end, such as "The page cannot be written"; why is added to it.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{what}: {error.strerror or error}.") from error
 
 
 def default_cache_directory() -> Path:
@@ -173,6 +187,26 @@ def leftovers(path: Path) -> list[Path]:
     return sorted(path.parent.glob(f".{glob.escape(path.name)}.*"))
 
 
+def write_new(path: Path, text: str, *, for_the_owner: bool = False) -> None:
+    """Write a file where none is, and the folders above it.
+
+    Args:
+        path: the file.
+        text: what it holds, in UTF-8.
+        for_the_owner: nobody else can read it, or list the folders that are made for it.
+
+    Raises:
+        ConfigError: there is one already, or it cannot be written.
+    """
+    with os_errors_as(ConfigError, f"{path} cannot be written"):
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700 if for_the_owner else 0o777)
+        try:
+            path.touch(mode=0o600 if for_the_owner else 0o666, exist_ok=False)
+        except FileExistsError:
+            raise ConfigError(f"{path} exists and is left as it is.") from None
+        path.write_text(text, encoding="utf-8")
+
+
 def write_json(path: Path, value: Mapping[str, Any], *, for_the_owner: bool = False) -> None:
     """Write a JSON file as a whole, durably; see `plain` for what the values become.
 
@@ -206,12 +240,11 @@ def read_toml(path: Path, *, called: str = "") -> dict[str, Any]:
         ConfigError: It cannot be read, or is no TOML.
     """
     name = f"{called} {path}".strip()
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except OSError as error:
-        raise ConfigError(f"{name} cannot be read: {error.strerror or error}.") from error
-    except ValueError as error:  # TOML's, and that of a file that is no UTF-8
-        raise ConfigError(f"{name} is not valid TOML: {error}.") from error
+    with os_errors_as(ConfigError, f"{name} cannot be read"):
+        try:
+            return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        except ValueError as error:  # TOML's, and that of a file that is no UTF-8
+            raise ConfigError(f"{name} is not valid TOML: {error}.") from error
 
 
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -287,15 +320,6 @@ def try_file(folder: Path, *, size: int = 0) -> None:
             file.write(bytes(size))
             file.flush()
             os.fsync(file.fileno())
-
-
-def refuses_files(folder: Path) -> str | None:
-    """Why no file can be made in a folder, in the system's words; None where one can."""
-    try:
-        try_file(folder)
-    except OSError as error:
-        return error.strerror or str(error)
-    return None
 
 
 def quoted(path: Path) -> str:

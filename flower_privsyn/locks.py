@@ -12,7 +12,7 @@ from typing import IO
 import psutil
 
 from flower_privsyn.errors import RunDirectoryError
-from flower_privsyn.files import refuses_files
+from flower_privsyn.files import os_errors_as, try_file
 
 _LOCK_POLL_SECONDS = 0.2
 
@@ -62,28 +62,29 @@ def lock_file(path: Path, *, what: str) -> IO[str]:
             written.
     """
     # Who locks wants to write beside the lock, and the lock file may take what its folder refuses.
-    if why := refuses_files(path.parent):
-        raise RunDirectoryError(f"{what[:1].upper()}{what[1:]} cannot be written: {why}.")
+    with os_errors_as(RunDirectoryError, f"{what[:1].upper()}{what[1:]} cannot be written"):
+        try_file(path.parent)
     begun = time.monotonic()
-    try:
+    with os_errors_as(RunDirectoryError, f"The lock file {path} cannot be locked"):
+        # Also on a file system that knows no locks.
         file = path.open("a+", encoding="utf-8")
         # flock, not lockf: a POSIX record lock is lost when any descriptor of the file is closed in
         # this process, which reading the holder would do.
-        while not _flocked(file):
-            if time.monotonic() >= begun + _PATIENCE_SECONDS:
-                file.close()
-                holder = read_holder(path)
-                who = f"process {holder[0]}" if holder else "another process"
-                raise RunDirectoryError(
-                    f"{what[:1].upper()}{what[1:]} is in use by {who}; "
-                    "wait for it to end or stop it first."
-                )
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= begun + _PATIENCE_SECONDS:
+                    file.close()
+                    holder = read_holder(path)
+                    who = f"process {holder[0]}" if holder else "another process"
+                    raise RunDirectoryError(
+                        f"{what[:1].upper()}{what[1:]} is in use by {who}; "
+                        "wait for it to end or stop it first."
+                    ) from None
             time.sleep(_LOCK_POLL_SECONDS)
         removed = os.fstat(file.fileno()).st_nlink == 0
-    except OSError as error:  # also of a file system that knows no locks
-        raise RunDirectoryError(
-            f"The lock file {path} cannot be locked: {error.strerror or error}."
-        ) from error
     if removed:  # by its holder as it ended; another process may lock a new one
         file.close()
         return lock_file(path, what=what)
@@ -91,19 +92,6 @@ def lock_file(path: Path, *, what: str) -> IO[str]:
     file.write(json.dumps({"pid": os.getpid(), "started": started_at(os.getpid())}) + "\n")
     file.flush()
     return file
-
-
-def _flocked(file: IO[str]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def forget_holder(file: IO[str]) -> None:
-    """Forget who held a lock, and when that process began; the lock is still held."""
-    file.truncate(0)
 
 
 def read_holder(path: Path) -> tuple[int, str] | None:

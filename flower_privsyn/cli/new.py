@@ -11,7 +11,7 @@ from typing import Annotated, Final
 import typer
 
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.files import expanded, read_toml
+from flower_privsyn.files import expanded, os_errors_as, read_toml
 
 _PACKAGE: Final = Path(__file__).parents[1]
 
@@ -60,14 +60,12 @@ def new(
         raise ConfigError(f"EXAMPLE must be one of {known}, got {example}")
     shown = str(Path(folder))
     target = expanded(folder)
-    try:
+    with os_errors_as(ConfigError, f"{folder} cannot be written"):
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise ConfigError(f"DIR must be a folder that is new or empty, got {folder}")
         _copy(source_of("own-data" if example in methods else example), target)
         if example in methods:
             _configure(target / "pyproject.toml", example, methods[example])
-    except OSError as error:
-        raise ConfigError(f"{folder} cannot be written: {error.strerror or error}") from error
     print(f"{shown} holds the example {example}; {shown}/README.md says what is in it. Next:\n")
     for command in NEXT_STEPS.get(example, NEXT_STEPS["own-data"]):
         print(f"    {command.format(app=shlex.quote(shown))}")

@@ -12,7 +12,7 @@ from flower_privsyn.cli.options import Json, PlainCommand, option, plain_group
 from flower_privsyn.cli.output import number, show_json
 from flower_privsyn.environment import NODE_POLICY
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.files import expanded
+from flower_privsyn.files import expanded, write_new
 
 if TYPE_CHECKING:
     from flower_privsyn.client_apps.policy import NodePolicy
@@ -42,25 +42,10 @@ def policy(
         print(f"# {nowhere if found.source == DEFAULTS else found.source}\n")
         print(policy_text(found), end="")
         return 0
-    print(_write_defaults(named))
+    target = named or Path(os.environ.get(NODE_POLICY) or policy_file())
+    write_new(target, policy_text())
+    print(target)
     return 0
-
-
-def _write_defaults(named: Path | None) -> Path:
-    from flower_privsyn.client_apps.guard import policy_file
-    from flower_privsyn.client_apps.policy import policy_text
-
-    path = named or (Path(in_force) if (in_force := os.environ.get(NODE_POLICY)) else None)
-    path = path or policy_file()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("x", encoding="utf-8") as file:
-            file.write(policy_text())
-    except FileExistsError:
-        raise ConfigError(f"{path} exists and is left as it is.") from None
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror or error}.") from None
-    return path
 
 
 def _in_force(path: Path | None) -> NodePolicy:

@@ -19,7 +19,7 @@ from flower_privsyn import files
 from flower_privsyn.client_apps.policy import NodePolicy
 from flower_privsyn.environment import NODE_LEDGERS
 from flower_privsyn.errors import ConfigError, LedgerError, NotAllowedError
-from flower_privsyn.files import expanded, own_folder, state_folder, try_file
+from flower_privsyn.files import expanded, os_errors_as, own_folder, state_folder, try_file
 from flower_privsyn.privacy import (
     Correlation,
     FixedSizeSampling,
@@ -32,7 +32,7 @@ from flower_privsyn.privacy import (
     release_epsilon,
 )
 from flower_privsyn.privacy.accounting import LARGEST_MULTIPLIER, accounted
-from flower_privsyn.privacy.ledger import LedgerFile, damaged, header, unwritable
+from flower_privsyn.privacy.ledger import LedgerFile, damaged, header
 from flower_privsyn.secure_aggregation.terms import Terms
 
 Key: TypeAlias = tuple[str, str, str]
@@ -319,13 +319,11 @@ class NodeLedger:
         Raises:
             LedgerError: The folder or the file cannot be written, or others can write there.
         """
-        self._make_folder()
-        try:
+        with os_errors_as(LedgerError, f"{self._folder} cannot be written"):
+            own_folder(self._folder)
             try_file(self._folder, size=_TRIED_BYTES)
             if self.path.exists():
                 self.path.open("ab").close()
-        except OSError as error:
-            raise unwritable(self._folder, error) from error
 
     def charge(self, charge: Charge, policy: NodePolicy) -> None:
         """Charge an answer; it may leave once this returns.
@@ -337,7 +335,8 @@ class NodeLedger:
             NotAllowedError: The owner's limit would be passed; nothing was written.
             LedgerError: The file is damaged or cannot be written.
         """
-        self._make_folder()
+        with os_errors_as(LedgerError, f"{self._folder} cannot be written"):
+            own_folder(self._folder)
         file = self._open()  # other processes wait until it is closed
         try:
             account = self._account(file.lines)
@@ -345,12 +344,6 @@ class NodeLedger:
             file.append({**charge.to_line(streams=account._streams), "time": files.now()})
         finally:
             file.close()
-
-    def _make_folder(self) -> None:
-        try:
-            own_folder(self._folder)
-        except OSError as error:
-            raise unwritable(self._folder, error) from error
 
     def _open(self) -> LedgerFile:
         if not self.path.exists():

@@ -31,10 +31,12 @@ from flower_privsyn.errors import ConfigError, NotAllowedError, ProtocolError
 from flower_privsyn.files import (
     expanded,
     leftovers,
+    os_errors_as,
     own_folder,
     replacing,
     state_folder,
     user_path,
+    write_new,
 )
 from flower_privsyn.messages import secure as secure_wire
 from flower_privsyn.messages import wire
@@ -93,14 +95,7 @@ def make_node_key(path: Path) -> NodeKey:
         ConfigError: There is one already, or the file cannot be written.
     """
     key = NodeKey.generate()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path.touch(mode=0o600, exist_ok=False)
-        path.write_text(f"{key.secret.hex()}\n", encoding="ascii")
-    except FileExistsError:
-        raise ConfigError(f"{path} exists and is left as it is.") from None
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror or error}.") from None
+    write_new(path, f"{key.secret.hex()}\n", for_the_owner=True)
     return key
 
 
@@ -136,13 +131,11 @@ def check_state_folder() -> None:
     Raises:
         NotAllowedError: The folder is another user's, or others can write it.
     """
-    try:
+    unfit = (
+        f"{secrets_folder()} cannot hold secrets of secure aggregation ({NODE_STATE} names another)"
+    )
+    with os_errors_as(NotAllowedError, unfit):
         own_folder(secrets_folder())
-    except OSError as error:
-        raise NotAllowedError(
-            f"{secrets_folder()} cannot hold secrets of secure aggregation: "
-            f"{error.strerror or error} (PRIVSYN_NODE_STATE names another)."
-        ) from error
 
 
 class RoundStore:

@@ -85,13 +85,9 @@ class Comparison:
         self.plan = plan
         self.folder = files.expanded(folder).absolute()
         self.command = command
-        try:
+        with files.os_errors_as(RunDirectoryError, f"The folder {self.folder} cannot be written"):
             # Beside the figures are times, and models that have learnt private text.
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise RunDirectoryError(
-                f"The folder {self.folder} cannot be written: {error.strerror or error}."
-            ) from error
         self._fixed = {
             "users": plan.people.fingerprint(),
             "downstream": plan.downstream,

@@ -16,7 +16,7 @@ from flower_privsyn.dry_run.people import People, check_public_text, read_people
 from flower_privsyn.dry_run.report import Report
 from flower_privsyn.embedding import load_tokenizer
 from flower_privsyn.errors import RunDirectoryError
-from flower_privsyn.files import located, refuses_files
+from flower_privsyn.files import located, os_errors_as, try_file
 from flower_privsyn.host.app import App, ConfigValue, strategy_of_app
 from flower_privsyn.host.launch import place_of
 from flower_privsyn.messages.wire import Traffic
@@ -64,8 +64,8 @@ def check_app(
     with report.refusals("run directory"):  # it, and all that is written beside it, has a place
         path = place_of(app, values, run_dir)
         there = next(folder for folder in (path, *path.parents) if folder.exists())
-        if why := refuses_files(there):
-            raise RunDirectoryError(f"{there}, where the run is to be written: {why}")
+        with os_errors_as(RunDirectoryError, f"{there}, where the run is to be written"):
+            try_file(there)
     if (found := _settings_of(app, values, report)) is not None:
         settings, method = found
         people = None

@@ -27,7 +27,7 @@ from flower_privsyn.embedding.embedder import Embedder
 from flower_privsyn.embedding.machine import device_of, machine_digest
 from flower_privsyn.environment import RECORDS_GIB
 from flower_privsyn.errors import DataError
-from flower_privsyn.files import expanded, own_folder, replacing, try_file
+from flower_privsyn.files import expanded, os_errors_as, own_folder, replacing, try_file
 from flower_privsyn.privacy import skipping
 
 logger = logging.getLogger("flower_privsyn.embedding")
@@ -114,12 +114,11 @@ class RecordStore:
         self._max_bytes = limit_bytes() if max_bytes is None else max_bytes
         cache = expanded(directory)
         self._folder = cache / "records"
-        try:
+        self._unwritable = f"The record store {self._folder} cannot be written"
+        with os_errors_as(DataError, self._unwritable):
             for folder in (cache, self._folder):
                 own_folder(folder)
             try_file(self._folder)
-        except OSError as error:
-            raise self._cannot_be_written(error) from None
 
     # ---- entries
 
@@ -153,23 +152,17 @@ class RecordStore:
         """
         if (stored := self.find(key)) is not None:
             return stored  # another process was faster
-        try:
+        with os_errors_as(DataError, self._unwritable):
             self._sweep()
             with replacing(self._path(key), for_the_owner=True) as file:
                 _write(file, records)
             self._shrink(keep=key)
             return _read(self._path(key))
-        except OSError as error:
-            raise self._cannot_be_written(error) from None
 
     # ---- keeping house
 
     def _path(self, key: str) -> Path:
         return self._folder / f"{key}{_ENDING}"
-
-    def _cannot_be_written(self, error: OSError) -> DataError:
-        reason = error.strerror or type(error).__name__
-        return DataError(f"The record store {self._folder} cannot be written ({reason}).")
 
     def _sweep(self) -> None:
         """Remove what killed processes left."""

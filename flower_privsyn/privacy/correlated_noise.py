@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from flower_privsyn.checks import check_whole
 from flower_privsyn.errors import ConfigError, LedgerError
-from flower_privsyn.files import replacing
+from flower_privsyn.files import os_errors_as, replacing
 from flower_privsyn.privacy.factorisation import Factorisation, Memory
 from flower_privsyn.privacy.randomness import RandomSource
 
@@ -283,19 +283,18 @@ class CorrelatedNoise:
         finished = self._step == self._correlation.factorisation.rounds
         kept = {} if finished else self._memory
         memory: dict[str, Any] = {f"memory.{key}": array for key, array in kept.items()}
-        try:
-            with replacing(self._path, for_the_owner=True) as file:
-                np.savez(
-                    file,
-                    stream=np.array(self._correlation.stream),
-                    step=np.array(self._step),
-                    size=np.array(self._size),
-                    **memory,
-                )
-        except OSError as error:
-            raise LedgerError(
-                f"{self._path} cannot be written: {error.strerror or error}."
-            ) from error
+        unwritable = f"{self._path} cannot be written"
+        with (
+            os_errors_as(LedgerError, unwritable),
+            replacing(self._path, for_the_owner=True) as file,
+        ):
+            np.savez(
+                file,
+                stream=np.array(self._correlation.stream),
+                step=np.array(self._step),
+                size=np.array(self._size),
+                **memory,
+            )
 
     def _load(self, path: Path) -> None:
         try:

@@ -24,7 +24,7 @@ from typing import Any
 
 from flower_privsyn.checks import check_choice, check_number, check_whole
 from flower_privsyn.errors import BudgetExceededError, ConfigError, LedgerError
-from flower_privsyn.files import sync_folder
+from flower_privsyn.files import os_errors_as, sync_folder
 from flower_privsyn.privacy import accounting
 from flower_privsyn.privacy.accounting import Release, ReleaseSpec
 from flower_privsyn.privacy.correlated_noise import Correlation
@@ -104,10 +104,8 @@ class LedgerFile:
         """
         # The header is complete before the file gets its name: no crash leaves half a ledger.
         unnamed = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
-        try:
+        with os_errors_as(LedgerError, f"{path} cannot be written"):
             descriptor = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
-        except OSError as error:
-            raise unwritable(path, error) from error
         file = cls(path, descriptor)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -135,10 +133,8 @@ class LedgerFile:
         Raises:
             LedgerError: The file is missing, in use, or damaged before its last line.
         """
-        try:
+        with os_errors_as(LedgerError, f"{path} cannot be written"):
             descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
-        except OSError as error:
-            raise unwritable(path, error) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             return cls(path, descriptor, path.read_bytes())
@@ -155,10 +151,8 @@ class LedgerFile:
         Raises:
             LedgerError: The file is missing, cannot be read, or is damaged before its last line.
         """
-        try:
+        with os_errors_as(LedgerError, f"{path} cannot be read"):
             return cls(path, None, path.read_bytes())
-        except OSError as error:
-            raise LedgerError(f"{path} cannot be read: {error.strerror or error}.") from error
 
     def append(self, line: Mapping[str, Any]) -> dict[str, Any]:
         """Append one line and return it when it is on the disk.

@@ -15,13 +15,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flower_privsyn.errors import RunDirectoryError
-from flower_privsyn.files import replacing
+from flower_privsyn.files import os_errors_as, replacing
 from flower_privsyn.models.library import import_extra
 from flower_privsyn.report import numbers
 from flower_privsyn.report.run import filled as of_run
 from flower_privsyn.report.summary import RunSummary
 from flower_privsyn.run import RunDirectory
-from flower_privsyn.run.directory import ledger_meta
 from flower_privsyn.run.run_format import hide_dates
 
 __all__ = ["write_run_page"]
@@ -48,13 +47,9 @@ def write_run_page(
     """
     target = run.path / "report.html" if path is None else path
     page = run_page(run, quality)
-    try:
-        with replacing(target) as file:
-            file.write(page.encode())
-    except OSError as error:
-        raise RunDirectoryError(
-            f"The report {target} cannot be written: {error.strerror or error}."
-        ) from error
+    unwritable = f"The report {target} cannot be written"
+    with os_errors_as(RunDirectoryError, unwritable), replacing(target) as file:
+        file.write(page.encode())
     if path is None and run.running_process() is None:
         hide_dates(run.path)
     return target
@@ -75,7 +70,6 @@ def run_page(run: RunDirectory, quality: Sequence[tuple[str, str]] = ()) -> str:
     )
     environment.filters |= {
         "counted": numbers.counted,
-        "ledger_meta": ledger_meta,
         "number": numbers.number,
     }
     page = environment.get_template("run.html.j2").render(of_run(RunSummary.of(run), quality))

@@ -53,7 +53,7 @@ from flower_privsyn.environment import (
     versions,
 )
 from flower_privsyn.errors import ConfigError, RunDirectoryError
-from flower_privsyn.locks import forget_holder, is_alive, lock_file, read_holder
+from flower_privsyn.locks import is_alive, lock_file, read_holder
 from flower_privsyn.privacy import Sampling
 from flower_privsyn.privacy.ledger import LedgerFile, damaged, header, refuse_cut
 from flower_privsyn.progress import LINES, Progress
@@ -176,11 +176,6 @@ class OwnerFolder:
         """
         self.make()
         self.stop_file.touch(mode=0o600)
-
-    def forget_stop(self) -> None:
-        """Forget that the run was to end: it was asked of an earlier start."""
-        with contextlib.suppress(OSError):
-            self.stop_file.unlink(missing_ok=True)
 
     @property
     def stated(self) -> dict[str, Any]:
@@ -322,7 +317,8 @@ class RunDirectory:
                 locked.
         """
         run = cls(files.expanded(path).absolute())
-        try:
+        unwritable = f"The run directory {run.path} cannot be written"
+        with files.os_errors_as(RunDirectoryError, unwritable):
             run.refuse_existing()
             run.path.mkdir(parents=True, exist_ok=True)
             run.lock()
@@ -350,10 +346,6 @@ class RunDirectory:
             except BaseException:
                 run.unlock()
                 raise
-        except OSError as error:
-            raise RunDirectoryError(
-                f"The run directory {run.path} cannot be written: {error.strerror or error}."
-            ) from error
         return run
 
     @classmethod
@@ -690,7 +682,7 @@ class RunDirectory:
     def unlock(self) -> None:
         """Let another process work on the run; its files get the date of its creation."""
         if self._lock_file is not None:
-            forget_holder(self._lock_file)
+            self._lock_file.truncate(0)  # who held it, and since when
             hide_dates(self.path)
             self._lock_file.close()
             self._lock_file = None
@@ -710,7 +702,8 @@ class RunDirectory:
         """
         self.lock()
         try:
-            self.owner.forget_stop()
+            with contextlib.suppress(OSError):
+                self.owner.stop_file.unlink(missing_ok=True)  # asked of an earlier start
             self.mark_running()
             try:
                 yield self
@@ -739,7 +732,7 @@ def supervisor_lock(run_path: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            forget_holder(held)
+            held.truncate(0)  # by whom, and since when
             hide_dates(run_path)
 
 
@@ -762,11 +755,6 @@ def refuse_links(path: Path) -> None:
                     f"{link} is a link, and a run directory holds none: what it leads to is not "
                     "the run's."
                 )
-
-
-def ledger_meta(digest: str) -> str:
-    """The element by which a page states a line of the ledger."""
-    return f'<meta name="privsyn-ledger" content="{digest}">'
 
 
 def round_texts(run: RunDirectory) -> dict[int, list[dict[str, Any]]]:

@@ -12,7 +12,7 @@ from traceback import extract_tb
 from typing import Any, Final
 
 from flower_privsyn.errors import PrivsynError, RunDirectoryError
-from flower_privsyn.files import is_disk_full, quoted, read_json
+from flower_privsyn.files import is_disk_full, os_errors_as, quoted, read_json
 
 FORMAT = 2
 """Of run directories."""
@@ -50,9 +50,8 @@ def read_json_object(path: Path) -> dict[str, Any]:
         RunDirectoryError: The file cannot be read, or holds something else.
     """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise RunDirectoryError(f"{path} cannot be read: {error.strerror or error}.") from error
+        with os_errors_as(RunDirectoryError, f"{path} cannot be read"):
+            value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise RunDirectoryError(f"{path} is damaged: it is not JSON.") from error
     if not isinstance(value, dict):
