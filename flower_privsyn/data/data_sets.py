@@ -11,7 +11,7 @@ from typing import Any, Final
 from flower_privsyn.data.columns import Cells, Columns
 from flower_privsyn.data.read import rows_of_table, suffix_of
 from flower_privsyn.errors import DataError, PrivsynError
-from flower_privsyn.models.library import import_extra, shorten
+from flower_privsyn.models.library import failures_as, import_extra
 
 _PART: Final = r"[A-Za-z0-9][\w.-]*"
 _HUB_NAME: Final = re.compile(rf"({_PART}/{_PART})(?::({_PART})?)?(?::({_PART}))?")
@@ -45,16 +45,14 @@ def from_hub(location: str, *, streaming: bool = False) -> Any:
         raise DataError(f"{location} is no owner/name:config:split of a data set.")
     name, config, split = found[1], found[2], found[3] or "train"
     library = _library()
-    try:
-        with quiet(library):
-            data_set = library.load_dataset(
-                name, config, streaming=streaming and not library.config.HF_HUB_OFFLINE
-            )
-    except Exception as error:
-        raise DataError(
-            f"{location} is neither a file nor a data set owner/name:CONFIG:SPLIT that the hub or "
-            f"the cache gives ({shorten(error)})."
-        ) from None
+    unknown = (
+        f"{location} is neither a file nor a data set owner/name:CONFIG:SPLIT that the hub or the "
+        "cache gives"
+    )
+    with failures_as(DataError, unknown), quiet(library):
+        data_set = library.load_dataset(
+            name, config, streaming=streaming and not library.config.HF_HUB_OFFLINE
+        )
     return split_of(data_set, split, where=f"{name}:{config or ''}".rstrip(":"))
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 from flower_privsyn.errors import ModelError
 from flower_privsyn.generation.backends import USUAL
 from flower_privsyn.generation.openai_backend import OpenAIGenerator
-from flower_privsyn.models.library import import_extra, shorten
+from flower_privsyn.models.library import failures_as, import_extra
 from flower_privsyn.models.threads import most_threads
 
 PREFIX: Final = "gguf:"
@@ -135,7 +135,7 @@ def read_gguf(file: Path) -> tuple[int, int]:
     if not file.is_file():
         raise ModelError(f"GGUF file {file} does not exist")
     library = import_extra("gguf", needed_by=file.name, extra="gguf")
-    try:
+    with failures_as(ModelError, f"{file} is no whole GGUF file"):  # whatever its bytes make of it
         reader = library.GGUFReader(file)
         architecture = str(reader.get_field("general.architecture").contents())
         context = reader.get_field(f"{architecture}.context_length")
@@ -144,7 +144,3 @@ def read_gguf(file: Path) -> tuple[int, int]:
             0 if context is None else int(context.contents()),
             2 * sum(int(tensor.shape[-1]) for tensor in cached),
         )
-    except Exception as error:  # whatever its bytes make of the library
-        raise ModelError(
-            f"{file} is no whole GGUF file ({type(error).__name__}: {shorten(error)})"
-        ) from error

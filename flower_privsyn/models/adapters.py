@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flower_privsyn.errors import ModelError
-from flower_privsyn.models.library import import_extra, shorten
+from flower_privsyn.models.library import failures_as, import_extra, shorten
 from flower_privsyn.models.pretrained import is_encoder_decoder
 
 
@@ -31,31 +31,24 @@ class AdapterSwitch:
         digest = None if folder is None else adapter_digest(Path(folder))
         if digest == self._active:
             return
-        self._detach()
-        if folder is None:
-            return
-        peft = _peft()
-        try:
-            with warnings.catch_warnings():
-                # PEFT still calls what Transformers has renamed.
-                warnings.simplefilter("ignore")
-                # It would leave such weights at zero: the adapter would do nothing.
-                warnings.filterwarnings("error", "Found missing adapter keys")
-                self._wrapped = peft.PeftModel.from_pretrained(
-                    self._model, str(folder), autocast_adapter_dtype=False
-                ).eval()
-        except Exception as error:
-            raise ModelError(
-                f"adapter {folder} cannot be loaded onto model {self._name!r}: {shorten(error)}"
-            ) from error
-        self._active = digest
-
-    def _detach(self) -> None:
         if self._wrapped is not None:
             self._wrapped.unload()  # restores the model's own layers in place
         self._wrapped, self._active = None, None
         if hasattr(self._model, "peft_config"):
             del self._model.peft_config
+        if folder is None:
+            return
+        peft = _peft()
+        unfit = f"adapter {folder} cannot be loaded onto model {self._name!r}"
+        with failures_as(ModelError, unfit), warnings.catch_warnings():
+            # PEFT still calls what Transformers has renamed.
+            warnings.simplefilter("ignore")
+            # It would leave such weights at zero: the adapter would do nothing.
+            warnings.filterwarnings("error", "Found missing adapter keys")
+            self._wrapped = peft.PeftModel.from_pretrained(
+                self._model, str(folder), autocast_adapter_dtype=False
+            ).eval()
+        self._active = digest
 
 
 def with_adapters(model: Any, *, name: str, rank: int, alpha: int, seed: int) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from flower_privsyn.errors import ModelError
-from flower_privsyn.models.library import import_extra, quiet_transformers, shorten
+from flower_privsyn.models.library import failures_as, import_extra, quiet_transformers
 
 
 def folder_in_cache(name: str) -> Path | None:
@@ -32,15 +32,14 @@ def download(name: str) -> str:
     hub = import_extra("huggingface_hub", needed_by=needed_by, extra="client")
     if (found := folder_in_cache(name)) is not None:
         return str(found)
-    try:
+    unknown = (
+        f"model {name!r} is neither a bundled model nor a folder here nor in the cache of the hub, "
+        "and the hub does not give it"
+    )
+    with failures_as(ModelError, unknown):  # no such name, no permission, no network
         patterns = ["*.json", "*.safetensors", "*.txt", "*.model", "*.bin"]
         files = hub.HfApi().list_repo_files(name)
         if any(file.endswith(".safetensors") for file in files):
             patterns.remove("*.bin")
         with quiet_transformers():
             return str(hub.snapshot_download(name, allow_patterns=patterns))
-    except Exception as error:  # no such name, no permission, no network
-        raise ModelError(
-            f"model {name!r} is neither a bundled model nor a folder here nor in the cache of the "
-            f"hub, and the hub does not give it: {shorten(error)}"
-        ) from error

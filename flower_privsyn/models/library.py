@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from flower_privsyn.errors import MissingExtraError
+from flower_privsyn.errors import MissingExtraError, PrivsynError
 
 
 @contextmanager
@@ -27,6 +27,20 @@ def quiet_transformers() -> Iterator[None]:
         transformers_logging.set_verbosity(level)
         if shown:
             transformers_logging.enable_progress_bar()
+
+
+@contextmanager
+def failures_as(kind: type[PrivsynError], what: str) -> Iterator[None]:
+    """Raise whatever a library raises in this block as an error of the package.
+
+    Args:
+        kind: of error.
+        what: a sentence without its end, such as "model 'x' cannot be loaded"; why is added to it.
+    """
+    try:
+        yield
+    except Exception as error:
+        raise kind(f"{what}: {shorten(error)}") from error
 
 
 def import_extra(module: str, *, needed_by: str, extra: str) -> Any:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from flower_privsyn.checks import check_choice
 from flower_privsyn.errors import ModelError
 from flower_privsyn.models.hub import download
-from flower_privsyn.models.library import import_extra, quiet_transformers, shorten
+from flower_privsyn.models.library import failures_as, import_extra, quiet_transformers
 
 if TYPE_CHECKING:
     import torch
@@ -91,25 +91,21 @@ def load_pretrained(
     resolved, transformers = _folder_and_library(name)
     chosen_device = choose_device(device)
     chosen_dtype = choose_dtype(dtype, chosen_device)
-    try:
-        with quiet_transformers():
-            config = transformers.AutoConfig.from_pretrained(
-                resolved, local_files_only=True, trust_remote_code=False
-            )
-            # Weights and tables only, whoever made the folder: no code of its own, no pickled
-            # objects.
-            model, report = _class_for(kind, config, transformers).from_pretrained(
-                resolved,
-                torch_dtype=chosen_dtype,
-                local_files_only=True,
-                trust_remote_code=False,
-                weights_only=True,
-                output_loading_info=True,
-            )
-    except Exception as error:
-        raise ModelError(
-            f"model {str(name)!r} cannot be loaded as a {called} language model: {shorten(error)}"
-        ) from error
+    unfit = f"model {str(name)!r} cannot be loaded as a {called} language model"
+    with failures_as(ModelError, unfit), quiet_transformers():
+        config = transformers.AutoConfig.from_pretrained(
+            resolved, local_files_only=True, trust_remote_code=False
+        )
+        # Weights and tables only, whoever made the folder: no code of its own, no pickled
+        # objects.
+        model, report = _class_for(kind, config, transformers).from_pretrained(
+            resolved,
+            torch_dtype=chosen_dtype,
+            local_files_only=True,
+            trust_remote_code=False,
+            weights_only=True,
+            output_loading_info=True,
+        )
     missing = sorted(report["missing_keys"])
     if missing:
         # Transformers would fill them with random numbers and only warn.
@@ -191,15 +187,11 @@ def load_tokenizer(name: str | Path) -> Any:
         MissingExtraError: PyTorch or Transformers is not installed.
     """
     resolved, transformers = _folder_and_library(name)
-    try:
-        with quiet_transformers():
-            tokenizer = transformers.AutoTokenizer.from_pretrained(
-                resolved, local_files_only=True, trust_remote_code=False
-            )
-    except Exception as error:
-        raise ModelError(
-            f"the tokenizer of model {str(name)!r} cannot be loaded: {shorten(error)}"
-        ) from error
+    unfit = f"the tokenizer of model {str(name)!r} cannot be loaded"
+    with failures_as(ModelError, unfit), quiet_transformers():
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            resolved, local_files_only=True, trust_remote_code=False
+        )
     if not getattr(tokenizer, "is_fast", False):
         raise ModelError(f"model {str(name)!r} has no fast tokenizer (tokenizer.json)")
     return tokenizer

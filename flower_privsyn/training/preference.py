@@ -31,7 +31,7 @@ from flower_privsyn.data.data_sets import quiet
 from flower_privsyn.errors import ConfigError, ModelError, TrainingError
 from flower_privsyn.files import expanded
 from flower_privsyn.models.adapters import adapter_digest, with_adapters
-from flower_privsyn.models.library import import_extra, quiet_transformers, shorten
+from flower_privsyn.models.library import failures_as, import_extra, quiet_transformers
 from flower_privsyn.models.pretrained import choose_device, context_of, load_pretrained
 from flower_privsyn.training import storage
 from flower_privsyn.training.common import check_weights, disable_dropout, own_random_state
@@ -193,14 +193,10 @@ class _Training:
         """Take up the adapter of the round before."""
         if self._adapter is None:
             return
-        try:
+        with failures_as(ModelError, f"adapter {self._adapter} cannot be loaded onto the model"):
             self._policy.load_adapter(
                 str(self._adapter), "default", is_trainable=True, torch_device="cpu"
             )
-        except Exception as error:
-            raise ModelError(
-                f"adapter {self._adapter} cannot be loaded onto the model: {shorten(error)}"
-            ) from error
 
     def _trainer(self, pairs: Sequence[PreferencePair], partial: Path, watch: _Watch) -> Any:
         """TRL's trainer of the adapter."""
