@@ -11,7 +11,7 @@ import hashlib
 import io
 import json
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from enum import Enum, IntEnum
 from functools import lru_cache
@@ -262,7 +262,7 @@ def read(kind: type[T], record: Mapping[str, Any], **given: Any) -> T:
     found = {key.replace("-", "_"): value for key, value in record.items()}
     values = {name: found[name] for name in names & found.keys()} | given
     try:
-        header: T = _reader(kind).validate_python(values)  # type: ignore[arg-type]
+        header: T = _reader(kind).validate_python(values)
     except ValidationError as error:
         wrong = error.errors()[0]
         cause = wrong.get("ctx", {}).get("error")
@@ -274,9 +274,8 @@ def read(kind: type[T], record: Mapping[str, Any], **given: Any) -> T:
     return header
 
 
-@lru_cache(maxsize=16)
-def _reader(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+#: What reads values as a kind of header.
+_reader: Callable[[Any], TypeAdapter[Any]] = lru_cache(maxsize=16)(TypeAdapter)
 
 
 def without_empty(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -435,7 +434,7 @@ def numbers_of(array: Array) -> npt.NDArray[Any]:
     """The numbers of an Array that somebody else has sent, read-only.
 
     Raises:
-        ValueError: its bytes are no array as `np.save` writes one. NumPy's own reader makes room
+        WireError: its bytes are no array as `np.save` writes one. NumPy's own reader makes room
             for whatever shape they claim before it looks how many there are.
     """
     try:
@@ -446,7 +445,7 @@ def numbers_of(array: Array) -> npt.NDArray[Any]:
         numbers = np.frombuffer(array.data, dtype, offset=file.tell())
         return numbers.reshape(shape, order="F" if by_columns else "C")
     except Exception as error:  # whatever NumPy makes of bytes that anybody chose
-        raise ValueError("the bytes of an Array cannot be read") from error
+        raise WireError("unreadable array") from error
 
 
 PREPARE = "query.prepare"
@@ -753,10 +752,7 @@ def with_broadcast(ask: Ask, message: Message) -> Ask:
     arrays = message.content.array_records.get(_BROADCAST)
     if arrays is None:
         raise WireError(f"the request lacks {_BROADCAST}")
-    try:
-        return replace(ask, broadcast=read_broadcast(arrays))
-    except ValueError as error:
-        raise WireError("the request cannot be read") from error
+    return replace(ask, broadcast=read_broadcast(arrays))
 
 
 def _check_claim(ask: Ask) -> None:
@@ -843,10 +839,7 @@ def unpack_answer(
     num_users = _config(message, _COHORT).get("num_users")
     if type(num_users) is not int or not 0 <= num_users <= most_users:
         raise WireError("absurd head-count")
-    try:
-        total = numbers_of(arrays["total"])
-    except ValueError as error:
-        raise WireError("unreadable answer") from error
+    total = numbers_of(arrays["total"])
     if total.dtype != np.uint8:
         raise WireError("wrong type")
     if total.shape != (length, bytes_per_number(query.answer_bound(roster_users))):

@@ -156,7 +156,7 @@ class TestMisbehavingNodes:
             return [sent]
 
         strategy, metrics = self.run(federation, config, unreadable)
-        assert metrics["rejected: unreadable answer"] == 1
+        assert metrics["rejected: unreadable array"] == 1
         assert strategy.released[0].num_users == 6
         assert strategy.run.status == "finished"
 
