@@ -19,7 +19,7 @@ from flwr.app import Context
 from flower_privsyn.client_apps.account import Charge, NodeLedger, planned_release, run_name, within
 from flower_privsyn.client_apps.policy import DEFAULTS, NodePolicy
 from flower_privsyn.environment import NODE_POLICY
-from flower_privsyn.errors import ConfigError, NotAllowedError
+from flower_privsyn.errors import ConfigError, NotAllowedError, raised_as
 from flower_privsyn.files import expanded, located, sha256_of, user_path
 from flower_privsyn.messages import wire
 from flower_privsyn.models import BUNDLED_MODELS
@@ -337,11 +337,9 @@ def guard_of(context: Context) -> NodeGuard:
     own = context.node_config
     if in_simulation():
         return NodeGuard(None, own)
-    try:
+    with raised_as(NotAllowedError, ConfigError):
         policy = find_policy(own)
         guard = NodeGuard(policy, own)
-    except ConfigError as error:
-        raise NotAllowedError(str(error)) from None
     where = policy.source
     if where == DEFAULTS:
         where += f" (there is no {policy_file()}; `privsyn node policy --init` writes one)"

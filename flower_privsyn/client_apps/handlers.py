@@ -47,6 +47,7 @@ from flower_privsyn.errors import (
     NotAllowedError,
     PrivsynError,
     ProtocolError,
+    raised_as,
 )
 from flower_privsyn.files import own_folder, user_path
 from flower_privsyn.messages import secure as secure_wire
@@ -418,10 +419,8 @@ class _Node:
 
     def _ask(self, message: Message, name: str) -> wire.Ask:
         (query_class,) = self._asked([name])
-        try:
+        with raised_as(wire.WireError, PrivsynError):
             ask = wire.unpack_ask(message, query_class)
-        except PrivsynError as error:
-            raise wire.WireError(str(error)) from None
         if not ask.data.suits(ask.query):
             raise wire.WireError(f"{name} is not asked about {_about(ask.data)}")
         return ask
@@ -440,10 +439,8 @@ class _Node:
         ask = wire.with_broadcast(ask, message)
         prepared = self.users.prepared(ask.data, context, guard)
         assigned.cache_clear()
-        try:
+        with raised_as(wire.WireError, ValueError):
             ask.query.check(ask.broadcast, dimension=prepared.dimension)
-        except ValueError as error:
-            raise wire.WireError(str(error)) from None
         chosen = chosen_users(ask, prepared.user_ids)
         num_users = int(chosen.sum())
         total = sum_of(ask, prepared.records, chosen)

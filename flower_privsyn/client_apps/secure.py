@@ -27,7 +27,7 @@ from flwr.app import Context, Message
 
 from flower_privsyn.client_apps.guard import NodeGuard, guard_of, in_simulation
 from flower_privsyn.environment import NODE_STATE
-from flower_privsyn.errors import ConfigError, NotAllowedError, ProtocolError
+from flower_privsyn.errors import ConfigError, NotAllowedError, ProtocolError, raised_as
 from flower_privsyn.files import (
     expanded,
     leftovers,
@@ -387,10 +387,9 @@ def _store(context: Context) -> RoundStore:
 
 
 def _session(message: Message, context: Context) -> Session:
-    try:
-        return Session(run=context.run_id, round_number=secure_wire.round_of(message))
-    except ConfigError as error:
-        raise wire.WireError(str(error)) from None
+    with raised_as(wire.WireError, ConfigError):
+        number = secure_wire.unpack(secure_wire.Asked, message).round
+        return Session(run=context.run_id, round_number=number)
 
 
 def own_key(context: Context, guard: NodeGuard) -> NodeKey:

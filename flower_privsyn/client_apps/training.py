@@ -24,6 +24,7 @@ import numpy.typing as npt
 from flower_privsyn.client_apps.handlers import create_client_app
 from flower_privsyn.client_apps.records import EmbeddingSource, note_left_out
 from flower_privsyn.data import Samples
+from flower_privsyn.errors import raised_as
 from flower_privsyn.files import located
 from flower_privsyn.messages import wire
 from flower_privsyn.models import BUNDLED_MODELS
@@ -177,11 +178,9 @@ class _Tokens:
             conditions = model.encode(unpack_conditions(ask.broadcast["conditions"]))
             if ask.broadcast["centres"].shape[1] != self.source.embeddings.dimension:
                 raise wire.WireError("the centres are not of the request's embedding model")
-        try:
+        with raised_as(wire.WireError, ValueError, prefix=f"{query.name}: "):
             model.set_base(ask.broadcast.get("base"))
             model.set_bias(query.bias(ask.broadcast))
-        except ValueError as error:
-            raise wire.WireError(f"{query.name}: {error}") from error
         model.start_from(ask.broadcast["parameters"])
         # One array for the updates of all users: each is added up before the next is made.
         moved = np.empty(model.dimension, dtype=np.float32)

@@ -10,7 +10,7 @@ from typing import Any, Final
 from flower_privsyn.data import data_sets, read
 from flower_privsyn.data.columns import Cells, Columns
 from flower_privsyn.data.users import Gathered, Users
-from flower_privsyn.errors import ConfigError, DataError
+from flower_privsyn.errors import ConfigError, DataError, raised_as
 from flower_privsyn.files import expanded, located
 
 #: 600 speakers, of public records, who come with the package.
@@ -116,10 +116,8 @@ def _configured(source: str) -> str:
         )
     if source == "sample":
         return str(SAMPLE)
-    try:
+    with raised_as(ConfigError, ConfigError, prefix="data = "):
         return located(source)
-    except ConfigError as error:
-        raise ConfigError(f"data = {error}") from None
 
 
 def _users(source: Any, columns: Columns) -> Users:
@@ -143,11 +141,9 @@ def _users(source: Any, columns: Columns) -> Users:
     users = gathered.users()
     if not len(users):
         raise DataError(f"{where} holds no rows.")
-    try:
+    with raised_as(DataError, DataError, prefix=f"{where}: "):
         if columns.strict:
             users.check_documents()
-    except DataError as error:
-        raise DataError(f"{where}: {error}") from None
     return users
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Gt, Le
 
 from flower_privsyn.checks import PositiveFloat
-from flower_privsyn.errors import ConfigError
+from flower_privsyn.errors import ConfigError, raised_as
 from flower_privsyn.files import located, user_path
 from flower_privsyn.generation.backends import TextGenerator, WritingSettings
 from flower_privsyn.generation.expand import Expand
@@ -79,10 +79,8 @@ class GeneratorSettings(WritingSettings):
             ConfigError: it is no JSON object.
         """
         key = "generator-parameters"
-        try:
+        with raised_as(ConfigError, ValueError, prefix=f"{key} must be a JSON object: "):
             found: Any = json.loads(self.generator_parameters.strip() or "{}")
-        except ValueError as error:
-            raise ConfigError(f"{key} must be a JSON object: {error}") from None
         if not isinstance(found, dict):
             raise ConfigError(f"{key} must be a JSON object, got a {type(found).__name__}")
         return found

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flower_privsyn.errors import ConfigError
+from flower_privsyn.errors import ConfigError, raised_as
 from flower_privsyn.files import expanded, read_toml
 from flower_privsyn.run_config import SETTINGS, unfolded
 
@@ -187,7 +187,5 @@ def check_taken(app: App, key: str, *, source: str = "") -> None:
 def _flatten(table: dict[str, Any], file: Path) -> dict[str, ConfigValue]:
     from flwr.common.config import flatten_dict
 
-    try:
+    with raised_as(ConfigError, ValueError, prefix=f"{file}: "):
         return flatten_dict(table)
-    except ValueError as error:
-        raise ConfigError(f"{file}: {error}") from error

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
-from flower_privsyn.errors import ProtocolError
+from flower_privsyn.errors import ProtocolError, raised_as
 from flower_privsyn.messages import wire
 from flower_privsyn.secure_aggregation import codec
 from flower_privsyn.secure_aggregation.keys import SEAL_BYTES, Signature, digest
@@ -135,10 +135,8 @@ def unpack(kind: type[T], message: Message) -> T:
     record = message.content.config_records.get(wire.SECURE)
     if record is None:
         raise wire.WireError(f"the message lacks {wire.SECURE}")
-    try:
+    with raised_as(wire.WireError, ProtocolError):
         return codec.unpack(kind, record)
-    except ProtocolError as error:
-        raise wire.WireError(str(error)) from None
 
 
 def unpack_reply(kind: type[T], message: Message, *, beside: str | None = None) -> T:
@@ -158,15 +156,6 @@ def unpack_reply(kind: type[T], message: Message, *, beside: str | None = None) 
     if not set(message.content[wire.SECURE]) <= keys:
         raise wire.WireError(f"{wire.SECURE} holds other keys than agreed")
     return unpack(kind, message)
-
-
-def round_of(message: Message) -> int:
-    """The round of a request.
-
-    Raises:
-        WireError: it names none.
-    """
-    return unpack(Asked, message).round
 
 
 def with_mail(content: RecordDict, mail: Mail) -> RecordDict:

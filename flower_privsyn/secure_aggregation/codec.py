@@ -12,7 +12,7 @@ from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
-from flower_privsyn.errors import ConfigError, ProtocolError
+from flower_privsyn.errors import ConfigError, ProtocolError, raised_as
 from flower_privsyn.secure_aggregation.keys import whole
 
 T = TypeVar("T")
@@ -95,10 +95,8 @@ def read(name: str, hint: Any, data: object) -> Any:
             values[key], start = read(key, kind, data[start:end]), end
         if start != len(data):
             raise _other_form(name)
-        try:
+        with raised_as(ProtocolError, ConfigError):
             return made(**values)
-        except ConfigError as error:
-            raise ProtocolError(str(error)) from None
     return hint.from_bytes(data)
 
 

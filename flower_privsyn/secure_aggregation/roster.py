@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from flower_privsyn.checks import check_whole
-from flower_privsyn.errors import ConfigError, ProtocolError
+from flower_privsyn.errors import ConfigError, ProtocolError, raised_as
 from flower_privsyn.secure_aggregation.codec import packed, read
 from flower_privsyn.secure_aggregation.keys import (
     Agreement,
@@ -126,10 +126,8 @@ class Roster:
         for kind in ("name", "node_key", "seal_key", "mask_key"):
             if len({getattr(card, kind) for card in shown}) < len(shown):
                 raise ProtocolError(f"two nodes of the roster have one {kind.replace('_', ' ')}")
-        try:
+        with raised_as(ProtocolError, ConfigError):
             terms.check_roster(len(self.cards))
-        except ConfigError as error:
-            raise ProtocolError(str(error)) from None
         self.digest = digest(
             "roster", packed(session), packed(terms), *map(packed, self.cards.values())
         )

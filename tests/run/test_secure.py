@@ -79,7 +79,7 @@ def losing(step: str, *nodes: int, rounds: int = 99) -> Callable[[Message, Messa
         if late and kind == secure_wire.INPUT:
             late = asked_round(request) <= rounds
         elif late:
-            late = secure_wire.round_of(request) <= rounds
+            late = secure_wire.unpack(secure_wire.Asked, request).round <= rounds
         return [] if late and reply.metadata.src_node_id in nodes else [reply]
 
     return lose

@@ -257,7 +257,7 @@ class TestTwoRounds:
         def lose(request: Message, reply: Message) -> list[Message]:
             if request.metadata.message_type != secure_wire.AGREE:
                 return [reply]
-            late = secure_wire.round_of(request) == 2
+            late = secure_wire.unpack(secure_wire.Asked, request).round == 2
             return [] if late and reply.metadata.src_node_id in (1, 2) else [reply]
 
         strategy = ranking(

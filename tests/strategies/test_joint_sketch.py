@@ -194,7 +194,11 @@ class TestARun:
 
         def lose(request: Message, reply: Message) -> list[Message]:
             keys = request.metadata.message_type == secure_wire.KEYS
-            return [] if keys and secure_wire.round_of(request) == 2 else [reply]
+            return (
+                []
+                if keys and secure_wire.unpack(secure_wire.Asked, request).round == 2
+                else [reply]
+            )
 
         secure = {"secure_aggregation": True, "least_nodes": 5, "colluding_nodes": 2}
         strategy = JointSketch(config(num_rounds=2, num_nodes=6, noise_multiplier=1.0, **secure))
