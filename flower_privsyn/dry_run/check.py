@@ -69,13 +69,25 @@ def check_app(
     if (found := _settings_of(app, values, report)) is not None:
         settings, method = found
         people = None
-        if deployment:
-            _planned(settings, report)
+        if deployment and not settings.num_users:
+            said = "num-users = 0: say for how many users the noise is to be looked at"
+            report.say("data", said, level="stops")
+        elif deployment:
+            said = f"on the nodes, and not read here: {settings.num_users:,} users (num-users)"
+            if share := settings.held_out_fraction:
+                said += f", besides those that the nodes hold out (held-out-fraction = {share:g})"
+            report.say("data", said)
         else:
             people = _read(app, values, settings, report)
         plan = check_plan(method, settings, people, report=report, data=str(values.get("data", "")))
         if evaluate is not None:
-            _evaluation(evaluate, settings, report)
+            from flower_privsyn.evaluation.run import held_out_samples, own_users, split_users
+
+            with report.refusals("evaluation"):
+                config = {**settings.to_dict(), **dict(settings.node_settings)}
+                _, others = split_users(config, own_users(config, evaluate))
+                tokenizer, _ = load_tokenizer(located(settings.embedding_model))
+                held_out_samples(config, others, tokenizer=tokenizer)
         # Loading models takes a while: what stops the run without them is said first.
         if plan is not None and report.ready and not starting:
             check_setup(method, settings, plan, people, report=report)
@@ -281,30 +293,6 @@ def _read(
             said = f"{people.users:,} users take part, {planned}"
             report.say("data", said, level="stops")
         return people  # and None where that is refused
-
-
-def _evaluation(file: str, settings: PrivateSumConfig, report: Report) -> None:
-    """Read whom the run holds out as `privsyn evaluate` will."""
-    from flower_privsyn.evaluation.run import held_out_samples, own_users, split_users
-
-    with report.refusals("evaluation"):
-        config = {**settings.to_dict(), **dict(settings.node_settings)}
-        _, others = split_users(config, own_users(config, file))
-        tokenizer, _ = load_tokenizer(located(settings.embedding_model))
-        held_out_samples(config, others, tokenizer=tokenizer)
-
-
-def _planned(settings: PrivateSumConfig, report: Report) -> None:
-    """What is said of users whom nobody reads here."""
-    if not settings.num_users:
-        said = "num-users = 0: say for how many users the noise is to be looked at"
-        report.say("data", said, level="stops")
-        return
-    said = f"on the nodes, and not read here: {settings.num_users:,} users (num-users)"
-    share = settings.held_out_fraction
-    if share:
-        said += f", besides those that the nodes hold out (held-out-fraction = {share:g})"
-    report.say("data", said)
 
 
 def _noise(plan: Plan, settings: PrivateSumConfig, report: Report) -> None:
