@@ -20,12 +20,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from annotated_types import Ge, Le
 
-from flower_privsyn.checks import check_number, check_whole
+from flower_privsyn.checks import PositiveFloat, Settings, check_whole
 from flower_privsyn.data import public_texts
 from flower_privsyn.embedding import load_tokenizer
 from flower_privsyn.errors import ConfigError
@@ -53,7 +54,7 @@ COLDEST: Final = 1 / math.log(_LARGEST / (2 * _LEAST))
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenChoice:
+class TokenChoice(Settings):
     """Draws one of V tokens, likelier the larger its logit, by clipped logits over a temperature.
 
     Formal guarantee:
@@ -75,20 +76,16 @@ class TokenChoice:
 
     low: float
     high: float
-    temperature: float
-    vocabulary: int
+    temperature: PositiveFloat
+    vocabulary: Annotated[int, Ge(2), Le(_MOST_TOKENS)]
 
     def __post_init__(self) -> None:
         """Check every value."""
-        for name in ("low", "high"):
-            check_number(f"the {name}er logit bound", getattr(self, name))
-        check_number("temperature", self.temperature, gt=0)
+        super().__post_init__()
         if not self.low < self.high:
             raise ConfigError(
                 f"the logit bounds must be increasing, got {self.low:g} and {self.high:g}"
             )
-        if not 2 <= self.vocabulary <= _MOST_TOKENS:
-            raise ConfigError(f"a vocabulary has 2 to 2^23 tokens, got {self.vocabulary}")
         if self._least < _LEAST:
             raise ConfigError(
                 f"(b2 - b1) / T must be at most {math.log(_LARGEST / _LEAST):.4g}, got "

@@ -18,12 +18,21 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
+from annotated_types import Ge, Le
 from numpy.typing import NDArray
 
-from flower_privsyn.checks import check_choice, check_number, check_whole
+from flower_privsyn.checks import (
+    NonNegativeInt,
+    OrZero,
+    PositiveInt,
+    Settings,
+    check_choice,
+    check_number,
+    check_whole,
+)
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy.correlated_noise import Correlation
 from flower_privsyn.privacy.mechanisms import (
@@ -45,7 +54,7 @@ MOST_NODES_PER_USER = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Release:
+class Release(Settings):
     """One noisy sum that left the private path, as the accountants see it.
 
     Args:
@@ -64,20 +73,16 @@ class Release:
             fixed-size sampling, for which there is no bound here.
     """
 
-    noise_multiplier: float
+    # Beyond, epsilon is either meaningless or zero, and the libraries overflow.
+    noise_multiplier: Annotated[
+        float, OrZero("no privacy"), Ge(LEAST_MULTIPLIER), Le(LARGEST_MULTIPLIER)
+    ]
     sampling: Sampling
     relation: NeighboringRelation = NeighboringRelation.ZERO_OUT
-    max_nodes_per_user: int = 1
+    max_nodes_per_user: Annotated[int, Ge(1), Le(MOST_NODES_PER_USER)] = 1
 
     def __post_init__(self) -> None:
-        multiplier = check_number("noise_multiplier", self.noise_multiplier, ge=0)
-        if multiplier and not LEAST_MULTIPLIER <= multiplier <= LARGEST_MULTIPLIER:
-            # Beyond, epsilon is either meaningless or zero, and the libraries overflow.
-            raise ConfigError(
-                f"noise_multiplier must be 0 (no privacy) or between 0.001 and 1e6, got "
-                f"{multiplier:g}."
-            )
-        object.__setattr__(self, "noise_multiplier", multiplier)
+        super().__post_init__()
         if (
             isinstance(self.sampling, FixedSizeSampling)
             and self.relation is NeighboringRelation.ADD_REMOVE
@@ -86,14 +91,10 @@ class Release:
                 'relation must be "zero-out" or "replace-one" for fixed-size sampling, '
                 'got "add-remove".'
             )
-        nodes = check_whole(
-            "max_nodes_per_user", self.max_nodes_per_user, ge=1, le=MOST_NODES_PER_USER
-        )
-        object.__setattr__(self, "max_nodes_per_user", nodes)
-        if nodes > 1 and isinstance(self.sampling, FixedSizeSampling):
+        if self.max_nodes_per_user > 1 and isinstance(self.sampling, FixedSizeSampling):
             raise ConfigError(
-                "max_nodes_per_user must be 1 for fixed-size sampling, where somebody who is drawn "
-                f"on several nodes is not accounted for, got {nodes}."
+                "max-nodes-per-user must be 1 for fixed-size sampling, where somebody who is drawn "
+                f"on several nodes is not accounted for, got {self.max_nodes_per_user}."
             )
 
 
@@ -213,7 +214,7 @@ NO_STREAMS: Mapping[str, Correlation] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReleaseSpec:
+class ReleaseSpec(Settings):
     """What a round is to release.
 
     Args:
@@ -232,17 +233,13 @@ class ReleaseSpec:
         ConfigError: A value is out of range.
     """
 
-    round: int
+    round: NonNegativeInt
     query: str
     mechanism: GaussianMechanism
     sampling: Sampling
     relation: NeighboringRelation = NeighboringRelation.ZERO_OUT
     correlation: Correlation | None = None
-    max_nodes_per_user: int = 1
-
-    def __post_init__(self) -> None:
-        check_whole("round", self.round, ge=0)
-        check_whole("max_nodes_per_user", self.max_nodes_per_user, ge=1)
+    max_nodes_per_user: PositiveInt = 1
 
     @property
     def release(self) -> Release:

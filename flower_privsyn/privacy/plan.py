@@ -6,9 +6,11 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol
+from typing import Annotated, ClassVar, Protocol
 
-from flower_privsyn.checks import check_number, check_whole
+from annotated_types import Ge
+
+from flower_privsyn.checks import PositiveInt, Settings, check_number, check_whole
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import accounting
 from flower_privsyn.privacy.accounting import Release, accounted, quietly
@@ -34,7 +36,7 @@ class BoundedQuestion(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Phase:
+class Phase(Settings):
     """Rounds that share a noise multiplier, a sampling and a correlation.
 
     Attributes:
@@ -54,22 +56,18 @@ class Phase:
     """
 
     name: str
-    rounds: int
+    rounds: PositiveInt
     sampling: Sampling
     asks: tuple[BoundedQuestion, ...]
-    noise_multiplier: float | None = None
+    noise_multiplier: Annotated[float | None, Ge(0)] = None
     factorisation: Factorisation | None = None
     correlation: Correlation | None = None
 
     def __post_init__(self) -> None:
         """Check every value."""
-        check_whole(f'rounds of the phase "{self.name}"', self.rounds, ge=1)
+        super().__post_init__()
         if not self.asks:
             raise ConfigError(f'the phase "{self.name}" asks nothing.')
-        if self.noise_multiplier is not None:
-            check_number(
-                f'noise_multiplier of the phase "{self.name}"', self.noise_multiplier, ge=0
-            )
         if self.factorisation is not None and self.factorisation.rounds != self.rounds:
             raise ConfigError(
                 f'the phase "{self.name}" has {self.rounds} rounds and a factorisation of '

@@ -62,10 +62,10 @@ def test_a_coin_on_each_of_several_nodes_hides_nobody(
 
 
 def test_what_has_no_bound_is_refused() -> None:
-    with pytest.raises(ConfigError, match="max_nodes_per_user must be 1 for fixed-size"):
+    with pytest.raises(ConfigError, match="max-nodes-per-user must be 1 for fixed-size"):
         of_nodes(2, multiplier=1.0, sampling=FixedSizeSampling(5, population=10))
     for bad in (0, 1001, 1.5, True):
-        with pytest.raises(ConfigError, match="max_nodes_per_user"):
+        with pytest.raises(ConfigError, match="max-nodes-per-user"):
             of_nodes(bad, multiplier=1.0)  # type: ignore[arg-type]
 
 

@@ -273,9 +273,9 @@ class TestPlan:
     @pytest.mark.parametrize(
         ("changes", "words"),
         [
-            ({"rounds": 0}, "rounds of the phase"),
+            ({"rounds": 0}, "rounds must be"),
             ({"asks": ()}, "asks nothing"),
-            ({"noise_multiplier": -1.0}, "noise_multiplier of the phase"),
+            ({"noise_multiplier": -1.0}, "noise-multiplier must be"),
             ({"factorisation": BandedToeplitz(rounds=5, coefficients=(1.0, 0.5))}, "of 5"),
         ],
     )
