@@ -200,8 +200,6 @@ class Bounds:
             return f"{Bounds(gt=self.gt, ge=self.ge)} (inf for no limit)"
         if self.ge is not None and self.le is not None:
             return f" between {_shown(self.ge)} and {_shown(self.le)}"
-        if self.gt is not None and self.lt is not None:
-            return f" strictly between {_shown(self.gt)} and {_shown(self.lt)}"
         words = []
         if self.gt is not None:
             words.append(f"above {_shown(self.gt)}")
@@ -346,6 +344,8 @@ class Settings:
 
     #: The fields by name, those of the classes above first.
     declared: ClassVar[Mapping[str, Declaration]] = MappingProxyType({})
+    #: What a sentence calls a field before its name; "" for a key of a run configuration.
+    _noun: ClassVar[str] = ""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Read what the class declares."""
@@ -353,7 +353,10 @@ class Settings:
         declared: dict[str, Declaration] = {}
         for above in reversed(cls.__mro__[1:]):  # as dataclasses take their fields over
             declared |= above.__dict__.get("declared", {})
-        for name, hint in _own_fields(cls).items():
+        hints: dict[str, Any] = inspect.get_annotations(cls, eval_str=True)
+        for name, hint in hints.items():
+            if hint is ClassVar or typing.get_origin(hint) is ClassVar:
+                continue
             default = cls.__dict__.get(name, MISSING)
             if isinstance(default, dataclasses.Field):
                 made = default.default_factory
@@ -368,18 +371,8 @@ class Settings:
             object.__setattr__(self, name, found)
 
     def _called(self, name: str) -> str:
-        """What a sentence calls a field: the key of a run configuration."""
-        return name.replace("_", "-")
-
-
-def _own_fields(cls: type) -> dict[str, Any]:
-    """The annotations of a class itself that are fields, evaluated where the class was written."""
-    hints: dict[str, Any] = inspect.get_annotations(cls, eval_str=True)
-    return {
-        name: hint
-        for name, hint in hints.items()
-        if hint is not ClassVar and typing.get_origin(hint) is not ClassVar
-    }
+        """What a sentence calls a field."""
+        return f"{self._noun} {name}" if self._noun else name.replace("_", "-")
 
 
 @cache

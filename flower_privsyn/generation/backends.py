@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Final, Protocol, runtime_checkable
+from typing import Annotated, ClassVar, Final, Protocol, runtime_checkable
 
 from annotated_types import Ge, Gt, Le, Lt
 
@@ -79,8 +79,7 @@ class SamplingParameters(WritingSettings):
     stop: tuple[str, ...] = ()
     """Strings that end a continuation; the continuation does not hold them."""
 
-    def _called(self, name: str) -> str:
-        return f"generation setting {name}"
+    _noun: ClassVar = "generation setting"
 
 
 @runtime_checkable

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Final, Literal, TypeVar
+from typing import Annotated, ClassVar, Final, Literal, TypeVar
 
 from annotated_types import Ge
 
@@ -62,8 +62,7 @@ def quoted(domain: str, text: str) -> str:
 class _PromptFile(Settings):
     """What a JSON file holds under the names of the fields."""
 
-    def _called(self, name: str) -> str:
-        return f"prompt setting {name}"
+    _noun: ClassVar = "prompt setting"
 
 
 @dataclass(frozen=True, kw_only=True)

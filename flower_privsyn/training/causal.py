@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -104,8 +104,7 @@ class CausalTraining(Settings):
     are float32 always.
     """
 
-    def _called(self, name: str) -> str:
-        return f"training setting {name}"
+    _noun: ClassVar = "training setting"
 
 
 def on_public_rows(settings: Mapping[str, Any]) -> CausalTraining:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from annotated_types import Ge
 
@@ -53,8 +53,7 @@ class Distillation(Settings):
     of the other tokens. 0 teaches all.
     """
 
-    def _called(self, name: str) -> str:
-        return f"distillation setting {name}"
+    _noun: ClassVar = "distillation setting"
 
     def fingerprint(self) -> dict[str, Any]:
         """What a student depends on besides its own training, as JSON can hold it."""

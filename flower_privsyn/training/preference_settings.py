@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge
 
@@ -90,8 +90,7 @@ class PreferenceTraining(PreferenceSettings):
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Of the weights: "auto" is bfloat16 on a GPU and float32 on a CPU. The adapter is float32."""
 
-    def _called(self, name: str) -> str:
-        return f"training setting {name}"
+    _noun: ClassVar = "training setting"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -72,7 +72,7 @@ class TestFile:
             ('max-epsilon = "ten"', "max-epsilon must be a number above 0.*'ten'"),
             ("min-noise-multiplier = -1", "min-noise-multiplier must be .* at least 0, got -1"),
             ("max-rounds = 2.5", "max-rounds must be a whole number .* got 2.5"),
-            ("delta = 1.0", "delta must be a number strictly between 0 and 1, got 1.0"),
+            ("delta = 1.0", "delta must be a number above 0 and below 1, got 1.0"),
             ('relation = "friends"', "relation must be one of \"zero-out\".* got 'friends'"),
             ('queries = "moments"', "queries must be a list of strings"),
             ('[trained-models]\n"m" = "abc"', r"trained-models.m must be 64 hexadecimal.* 'abc'"),
