@@ -10,7 +10,7 @@ Section by section:
     3.2 topics of public text with ten keywords each            `generation/topics.py`
     3.3 DP topic histogram                                      `NearestNeighborHistogram`, round 1
     3.3 DP fine-tuning on (keywords of the topic, document)     `ConditionalDelta`, all other rounds
-    3.4 sampling by the histogram                               `quotas`, `TopicWriter`
+    3.4 sampling by the histogram                               `quotas`, `write_by_topic`
     4.1.3, appendix E: multiplier 10 for the histogram          `first_noise_multiplier`
 """
 
@@ -95,97 +95,88 @@ class TopicsOfRun:
         write_json(run.path / TOPICS_FILE, asdict(self), for_the_owner=True)
 
 
-@dataclass(frozen=True, kw_only=True)
-class TopicWriter:
-    """Writes texts after conditions, an exact number after each.
+def write_by_topic(
+    generator: TextGenerator,
+    conditions: Sequence[str],
+    weights: Sequence[float] | npt.NDArray[np.float64],
+    num_samples: int,
+    *,
+    sampling: SamplingParameters,
+    source: str = "topic",
+    round_number: int = 1,
+    kept: Path,
+    progress: Progress,
+) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """Write texts after conditions until every topic has its own; what was kept before counts.
 
-    Attributes:
+    Texts are written down batch by batch. Empty ones and exact duplicates are dropped, and others
+    written in their place.
+
+    Args:
         generator: what writes.
         conditions: (k,) texts that the generator goes on with.
-        sampling: how it draws; its seed is that of the first batch.
+        weights: (k,) by which the texts are dealt to topics.
+        num_samples: texts in all, >= 1.
+        sampling: how the generator draws; its seed is that of the first batch.
         source: stored with every text.
         round_number: stored with every text.
+        kept: JSON-lines file of the texts kept so far.
+        progress: where the work reports.
+
+    Returns:
+        The records, as many of each topic as `quotas` says, and how many texts were dropped, by
+        reason.
+
+    Raises:
+        ConfigError: no topic has a weight above zero.
+        GenerationError: the generator failed, or writes nothing that can be kept; what it wrote
+            before is in `kept`.
     """
-
-    generator: TextGenerator
-    conditions: Sequence[str]
-    sampling: SamplingParameters
-    source: str = "topic"
-    round_number: int = 1
-
-    def write(
-        self,
-        weights: Sequence[float] | npt.NDArray[np.float64],
-        num_samples: int,
-        *,
-        kept: Path,
-        progress: Progress,
-    ) -> tuple[list[dict[str, Any]], dict[str, int]]:
-        """Write until every topic has its texts; what an earlier attempt kept counts.
-
-        Texts are written down batch by batch. Empty ones and exact duplicates are dropped, and
-        others written in their place.
-
-        Args:
-            weights: (k,) by which the texts are dealt to topics.
-            num_samples: texts in all, >= 1.
-            kept: JSON-lines file of the texts kept so far.
-            progress: where the work reports.
-
-        Returns:
-            The records, as many of each topic as `quotas` says, and how many texts were dropped, by
-            reason.
-
-        Raises:
-            ConfigError: no topic has a weight above zero.
-            GenerationError: the generator failed, or writes nothing that can be kept; what it wrote
-                before is in `kept`.
-        """
-        missing = quotas(np.asarray(weights), num_samples)
-        records, known = [], set()
-        for record in read_json_lines(kept):
-            known.add(str(record["text"]))
-            topic = int(record["parent"][0].removeprefix(_PARENT))
-            if topic < len(missing) and missing[topic]:
-                missing[topic] -= 1
-                records.append(record)
-        dropped: Counter[str] = Counter()
-        in_vain = 0
-        with progress.stage("Write texts by topic", num_samples) as stage:
-            stage.update(len(records))
-            while pending := np.repeat(np.arange(len(missing)), missing)[:_BATCH].tolist():
-                seed = derive_seed(self.sampling.seed, "texts by topic", len(known), in_vain)
-                texts = self.generator.generate(
-                    [self.conditions[topic] for topic in pending],
-                    sampling=replace(self.sampling, seed=seed),
-                )
-                fresh = []
-                for topic, (text,) in zip(pending, texts, strict=True):
-                    flat = flattened(text)
-                    if reason := unusable(flat, known=known):
-                        dropped[reason] += 1
-                    else:
-                        known.add(flat)
-                        missing[topic] -= 1
-                        fresh.append(
-                            {
-                                "text": flat,
-                                "round": self.round_number,
-                                "parent": [f"{_PARENT}{topic}"],
-                                "source": self.source,
-                            }
-                        )
-                append_json_lines(kept, fresh)
-                records += fresh
-                stage.update(len(fresh))
-                in_vain = 0 if fresh else in_vain + 1
-                if in_vain == _MOST_IN_VAIN:
-                    raise GenerationError(
-                        f"the generator {self.generator.name} writes nothing that can be kept: "
-                        f"{in_vain} times in a row each of {len(pending)} texts was empty, broken "
-                        f"or a duplicate; {len(records)} of {num_samples} texts are kept in {kept}"
+    missing = quotas(np.asarray(weights), num_samples)
+    records, known = [], set()
+    for record in read_json_lines(kept):
+        known.add(str(record["text"]))
+        topic = int(record["parent"][0].removeprefix(_PARENT))
+        if topic < len(missing) and missing[topic]:
+            missing[topic] -= 1
+            records.append(record)
+    dropped: Counter[str] = Counter()
+    in_vain = 0
+    with progress.stage("Write texts by topic", num_samples) as stage:
+        stage.update(len(records))
+        while pending := np.repeat(np.arange(len(missing)), missing)[:_BATCH].tolist():
+            seed = derive_seed(sampling.seed, "texts by topic", len(known), in_vain)
+            texts = generator.generate(
+                [conditions[topic] for topic in pending],
+                sampling=replace(sampling, seed=seed),
+            )
+            fresh = []
+            for topic, (text,) in zip(pending, texts, strict=True):
+                flat = flattened(text)
+                if reason := unusable(flat, known=known):
+                    dropped[reason] += 1
+                else:
+                    known.add(flat)
+                    missing[topic] -= 1
+                    fresh.append(
+                        {
+                            "text": flat,
+                            "round": round_number,
+                            "parent": [f"{_PARENT}{topic}"],
+                            "source": source,
+                        }
                     )
-        return records, dict(dropped)
+            append_json_lines(kept, fresh)
+            records += fresh
+            stage.update(len(fresh))
+            in_vain = 0 if fresh else in_vain + 1
+            if in_vain == _MOST_IN_VAIN:
+                raise GenerationError(
+                    f"the generator {generator.name} writes nothing that can be kept: "
+                    f"{in_vain} times in a row each of {len(pending)} texts was empty, broken "
+                    f"or a duplicate; {len(records)} of {num_samples} texts are kept in {kept}"
+                )
+    return records, dict(dropped)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,14 +243,8 @@ class CTCLConfig(WritingSettings, FirstReleaseConfig):
 
     def question(self, clip_norm: float) -> ConditionalDelta:
         """The question of a round that trains, at a clip norm."""
-        return ConditionalDelta(
-            clip_to=clip_norm,
-            learning_rate=self.local_learning_rate,
-            epochs=self.local_epochs,
-            batch_size=self.local_batch_size,
-            max_steps=self.local_steps,
-            train_on_eos=self.train_on_eos,
-        )
+        plain = asdict(super().question(clip_norm))
+        return ConditionalDelta(**plain, train_on_eos=self.train_on_eos)
 
     def sampling_of(self, population: int) -> Sampling:
         """Who takes part in a round that trains."""
@@ -385,15 +370,13 @@ class TopicsAndTraining(ReleaseThenTraining):
             weights, topics_by = need(self._topics).shares, f"public text, as {reason}"
         topics = replace(self._described, weights=weights.tolist())
         topics.write(self.run)
-        writer = TopicWriter(
-            generator=load_trained_generator(self.run.path / str(figures["model"])),
-            conditions=topics.conditions,
-            sampling=config.sampling_parameters(config.seed),
-            round_number=max(self.run.finished_rounds(), default=0),
-        )
-        records, dropped = writer.write(
+        records, dropped = write_by_topic(
+            load_trained_generator(self.run.path / str(figures["model"])),
+            topics.conditions,
             weights,
             config.synthetic_samples,
+            sampling=config.sampling_parameters(config.seed),
+            round_number=max(self.run.finished_rounds(), default=0),
             kept=self.run.path / WRITTEN,
             progress=self.progress,
         )

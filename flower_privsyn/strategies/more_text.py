@@ -24,7 +24,7 @@ from flower_privsyn.run import RunDirectory, how_to_resume
 from flower_privsyn.run.directory import TRAINED_MODEL, named, round_texts, writer_in
 from flower_privsyn.strategies._population import Population, survivors
 from flower_privsyn.strategies._synthesis import ExpansionSettings, expand_resumably
-from flower_privsyn.strategies.ctcl import TopicsOfRun, TopicWriter
+from flower_privsyn.strategies.ctcl import TopicsOfRun, write_by_topic
 
 #: Settings that name what is opened, asked or sent, and what of them is harmless in anybody's run
 #: directory: an address, a key, a file or a model that is not here is not.
@@ -172,15 +172,16 @@ def write_more(
                 by_class[name or ""] = len(records)
                 dropped.update(left_out)
         else:
-            writer = TopicWriter(
-                generator=load_trained_generator(Path(settings.generator)),
-                conditions=topics.conditions,
+            records, left_out = write_by_topic(
+                load_trained_generator(Path(settings.generator)),
+                topics.conditions,
+                topics.weights,
+                num_samples,
                 sampling=settings.sampling_parameters(derive_seed(seed, "more text")),
                 source="expanded",
                 round_number=round_number,
-            )
-            records, left_out = writer.write(
-                topics.weights, num_samples, kept=path, progress=progress
+                kept=path,
+                progress=progress,
             )
             by_class[""] = len(records)
             dropped.update(left_out)

@@ -54,7 +54,7 @@ from flower_privsyn.privacy import (
 )
 from flower_privsyn.queries import ModelDelta
 from flower_privsyn.queries.nearest_neighbor import NearestNeighborHistogram
-from flower_privsyn.strategies.ctcl import TopicWriter
+from flower_privsyn.strategies.ctcl import write_by_topic
 from flower_privsyn.training.causal import CausalTraining, fine_tune
 
 RECORD_LEVEL = "record level, central: not to be compared with the epsilons of runs"
@@ -292,9 +292,13 @@ def run(asked: argparse.Namespace, embedder: Embedder | None = None) -> None:
 
     trained = asked.output / "model"
     if asked.method != "downstream":
-        writer = TopicWriter(
-            generator=load_trained_generator(trained),
-            conditions=conditions,
+        again = topics is not None and embedder is not None and asked.method == "resampled"
+        share = weights if asked.method == "ctcl" and (weights > 0).any() else None
+        written, _ = write_by_topic(
+            load_trained_generator(trained),
+            conditions,
+            np.ones(len(conditions)) if share is None else share,
+            asked.samples * (2 if again else 1),  # twice as many to draw from
             sampling=SamplingParameters(
                 seed=asked.seed,
                 max_new_tokens=asked.max_new_tokens,
@@ -302,12 +306,6 @@ def run(asked: argparse.Namespace, embedder: Embedder | None = None) -> None:
                 top_p=0.95,
             ),
             source="central",
-        )
-        again = topics is not None and embedder is not None and asked.method == "resampled"
-        share = weights if asked.method == "ctcl" and (weights > 0).any() else None
-        written, _ = writer.write(
-            np.ones(len(conditions)) if share is None else share,
-            asked.samples * (2 if again else 1),  # twice as many to draw from
             kept=asked.output / "written.jsonl",
             progress=Progress(),
         )

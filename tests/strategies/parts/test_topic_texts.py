@@ -11,7 +11,7 @@ import pytest
 from flower_privsyn.errors import GenerationError
 from flower_privsyn.generation import SamplingParameters
 from flower_privsyn.progress import Progress
-from flower_privsyn.strategies.ctcl import TopicWriter
+from flower_privsyn.strategies.ctcl import write_by_topic
 
 
 class Scripted:
@@ -29,10 +29,15 @@ class Scripted:
 
 
 def written(texts: Sequence[str], kept: Path) -> Any:
-    writer = TopicWriter(
-        generator=Scripted(texts), conditions=["a", "b"], sampling=SamplingParameters(seed=1)
+    records, dropped = write_by_topic(
+        Scripted(texts),
+        ["a", "b"],
+        [1.0, 1.0],
+        2,
+        sampling=SamplingParameters(seed=1),
+        kept=kept,
+        progress=Progress(),
     )
-    records, dropped = writer.write([1.0, 1.0], 2, kept=kept, progress=Progress())
     return [(record["text"], *record["parent"]) for record in records], dropped
 
 
