@@ -10,6 +10,7 @@ them. `privsyn evaluate` says the same by logistic regression.
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -125,7 +126,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     if found is None:
         raise ConfigError(f"the text of the run in {run.path} has no classes")
-    print(found.to_json())
+    print(json.dumps(found.to_dict(), ensure_ascii=False, indent=2))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from flower_privsyn.cli.options import Json, given, option
-from flower_privsyn.cli.output import show_table
+from flower_privsyn.cli.output import show_json, show_table
 
 if TYPE_CHECKING:
     from flower_privsyn.evaluation.description import DataDescription, Spread
@@ -60,9 +60,8 @@ def data(
         tokenizer_name=values["embedding-model"],
     )
     if as_json:
-        print(found.to_json())
-    else:
-        _show(found)
+        return show_json(found.to_dict())
+    _show(found)
     return 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 from flower_privsyn.cli.options import Json, RunDir, given, option
-from flower_privsyn.cli.output import show_table, tell
+from flower_privsyn.cli.output import show_json, show_table, tell
 from flower_privsyn.errors import ConfigError, MissingExtraError
 from flower_privsyn.files import expanded
 
@@ -92,8 +92,7 @@ def evaluate(
     except MissingExtraError as error:  # the figures took minutes
         page = f"none. {error}"
     if as_json:
-        print(record.to_json())
-        return 0
+        return show_json(record.to_dict())
     print(f"[{record.stamp}]")
     show_table(rows(record))
     print(f"All figures: {folder / 'evaluation.json'}\nPage: {page}")

@@ -19,7 +19,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from flower_privsyn.errors import ConfigError
 from flower_privsyn.evaluation.result import NotPrivate
 
 Words = tuple[str, ...]
@@ -73,14 +72,8 @@ def copy_rates(synthetic: Sequence[str], private: Sequence[str]) -> CopyRates:
 
     Args:
         synthetic: at least one text.
-        private: at least one text.
-
-    Raises:
-        ConfigError: A list is empty.
+        private: what may be copied.
     """
-    for name, texts in (("synthetic", synthetic), ("private", private)):
-        if not texts:
-            raise ConfigError(f"there must be at least one {name} text")
     rows = [_words(text) for text in synthetic]
     shingles = [_shingles(row) for row in rows]
     whole = _places({row} - {()} for row in rows)

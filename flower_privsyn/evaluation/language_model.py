@@ -15,7 +15,6 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from flower_privsyn.checks import check_whole
 from flower_privsyn.errors import ConfigError, ModelError
 from flower_privsyn.evaluation.result import NotPrivate
 from flower_privsyn.progress import Progress
@@ -124,7 +123,7 @@ def evaluate_language_model(
         progress: where the step is shown.
 
     Raises:
-        ConfigError: An argument is out of range, or there is nothing to predict.
+        ConfigError: There is nothing to predict.
         ModelError: The model cannot be used, its tokenizer has no token to begin with, or a
             prediction is not finite.
         MissingExtraError: PyTorch or Transformers is not installed.
@@ -132,7 +131,6 @@ def evaluate_language_model(
     References:
         Efron and Tibshirani, "An Introduction to the Bootstrap" (1993), chapter 13.
     """
-    check_whole("max_tokens", max_tokens, ge=1)
     texts = list(texts)
     users = np.unique(range(len(texts)) if owners is None else owners, return_inverse=True)[1]
     from flower_privsyn.models.pretrained import load_pretrained
@@ -197,9 +195,7 @@ def _figures(table: Float64Array, *, resamples: int, seed: int) -> dict[str, Any
         drawn = draws[:, 2 * place : 2 * place + 2]
         found[name] = Interval.of(over, under, drawn) if drawn[:, 1].all() else None
     entropy = found["cross_entropy"]
-    found["perplexity"] = Interval(
-        value=math.exp(entropy.value), low=math.exp(entropy.low), high=math.exp(entropy.high)
-    )
+    found["perplexity"] = Interval(**{end: math.exp(n) for end, n in vars(entropy).items()})
     return found
 
 

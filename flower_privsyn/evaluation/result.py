@@ -9,7 +9,6 @@ if the guarantee covered it. So it does not travel as a bare number: it is an at
 from __future__ import annotations
 
 import inspect
-import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, final
@@ -20,7 +19,7 @@ from flower_privsyn.files import plain, write_json
 STAMP = "evaluation, not private: computed from private text outside the privacy budget"
 
 #: What a subclass may not replace.
-_SEALED = ("stamp", "to_dict", "to_json", "write")
+_SEALED = ("stamp", "to_dict", "write")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,11 +50,6 @@ class NotPrivate:
     def to_dict(self) -> dict[str, Any]:
         """All fields in types JSON knows, the stamp first; records inside keep their own."""
         return {"stamp": STAMP, **plain(asdict(self))}
-
-    @final
-    def to_json(self) -> str:
-        """The record as JSON text."""
-        return json.dumps(self.to_dict(), ensure_ascii=False, indent=2)
 
     @final
     def write(self, path: Path) -> None:

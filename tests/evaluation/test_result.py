@@ -33,7 +33,6 @@ def test_every_form_of_a_record_holds_the_stamp(tmp_path: Path) -> None:
     assert (tmp_path / "record.json").stat().st_mode & 0o777 == 0o600
     forms = [
         RECORD.to_dict(),
-        json.loads(RECORD.to_json()),
         json.loads((tmp_path / "record.json").read_text()),
         dataclasses.asdict(RECORD),
         vars(RECORD),
@@ -45,7 +44,7 @@ def test_every_form_of_a_record_holds_the_stamp(tmp_path: Path) -> None:
 
 
 def test_records_inside_a_record_keep_their_own_stamp() -> None:
-    content = json.loads(RECORD.to_json())
+    content = RECORD.to_dict()
     assert content["inner"] == {"stamp": STAMP, "value": 0.5}
     assert content["rows"] == [{"stamp": STAMP, "value": 2.0}]
     assert content["table"] == {"1": 0.25}
@@ -67,7 +66,7 @@ def test_no_constructor_sets_the_stamp() -> None:
         RECORD.inner.stamp = ""  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("name", ["stamp", "to_dict", "to_json", "write"])
+@pytest.mark.parametrize("name", ["stamp", "to_dict", "write"])
 def test_a_subclass_cannot_replace_what_stamps(name: str) -> None:
     with pytest.raises(TypeError, match=name):
         type("Sly", (NotPrivate,), {name: lambda self: {}})

@@ -86,7 +86,7 @@ class TestEvaluateRun:
         assert learned.random_public.users == len(held_out)
         # Nothing of it stands where readers are promised the run's epsilon.
         assert {path: path.stat().st_mtime_ns for path in finished.path.rglob("*")} == before
-        content = json.loads(found.to_json())
+        content = found.to_dict()
         assert content["stamp"] == STAMP
         assert stamps(content) >= 9
         shown = [name for name, _ in rows(found)][:3]
