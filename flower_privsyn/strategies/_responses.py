@@ -18,7 +18,7 @@ from flower_privsyn.data import Chunking, public_texts
 from flower_privsyn.data.sentences import mostly_whole, whole_sentences
 from flower_privsyn.errors import ConfigError, GenerationError
 from flower_privsyn.files import append_json_lines, located, read_json_lines
-from flower_privsyn.generation import Expand, Prompt, load_prompt, rehearse
+from flower_privsyn.generation import Expand, load_prompt, rehearse
 from flower_privsyn.generation.backends import at_once
 from flower_privsyn.generation.expand import flattened, unusable
 from flower_privsyn.generation.generators import GeneratorSettings
@@ -68,51 +68,36 @@ class ResponseSettings(GeneratorSettings, PrivateSumConfig):
             )
 
 
-@dataclass(frozen=True, kw_only=True)
 class Responses:
     """A generator, and public samples in the prompts it responds to.
 
-    Attributes:
+    Args:
         config: the settings.
-        generator: the language model that writes.
         tokenizer: of the embedding model, by which samples and responses are cut.
+        generator: in place of `config.generator`.
+
+    Attributes:
+        generator: the language model that writes.
         prompt: how public samples are laid out for it.
         samples: public ones, of at most `max_tokens` tokens.
+
+    Raises:
+        PrivsynError: something is missing or unusable.
     """
 
-    config: ResponseSettings
-    generator: TextGenerator
-    tokenizer: Any
-    prompt: Prompt
-    samples: Sequence[str]
-
-    @classmethod
-    def load(
-        cls, config: ResponseSettings, *, tokenizer: Any, generator: TextGenerator | None = None
-    ) -> Responses:
-        """Load the generator, and read the prompt and the public text.
-
-        Args:
-            config: the settings.
-            tokenizer: of the embedding model.
-            generator: in place of `config.generator`.
-
-        Raises:
-            PrivsynError: something is missing or unusable.
-        """
-        if generator is None:
-            generator = config.load_generator()
-        prompt = load_prompt(located(config.prompt)).about(config.domain)
-        samples = public_texts(
+    def __init__(
+        self, config: ResponseSettings, *, tokenizer: Any, generator: TextGenerator | None = None
+    ) -> None:
+        self.config, self.tokenizer = config, tokenizer
+        self.generator = config.load_generator() if generator is None else generator
+        self.prompt = load_prompt(located(config.prompt)).about(config.domain)
+        self.samples: Sequence[str] = public_texts(
             config.public_text,
             tokenizer=tokenizer,
             max_tokens=config.max_tokens,
             whole_sentences=True,
             fewest=NUM_EXAMPLES,
             wanted_by=f'prompt = "{config.prompt}"',
-        )
-        return cls(
-            config=config, generator=generator, tokenizer=tokenizer, prompt=prompt, samples=samples
         )
 
     @property

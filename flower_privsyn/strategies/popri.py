@@ -223,7 +223,7 @@ class PreferencesByScores(Method):
         if self._trainer is None:
             resolve_model(located(config.model_to_train))
         self._embedder = embedder_of(config, self._embedder)
-        self._responses = Responses.load(
+        self._responses = Responses(
             config, tokenizer=self._embedder.tokenizer, generator=self.given_writer
         )
         self._rehearse()

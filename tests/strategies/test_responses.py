@@ -107,13 +107,8 @@ def rounds(root: Path, writer: Any, **changes: Any) -> PreferencesByScores:
     config, embedder = POPriConfig(**values), HashEmbedder()
     made = PreferencesByScores(config, embedder=embedder, trainer=train_words)
     made.place = RunContext(run=run, progress=Progress(), released=lambda _: None)  # type: ignore[arg-type]
-    made._responses = Responses(
-        config=config,
-        generator=writer,
-        tokenizer=embedder.tokenizer,
-        prompt=load_prompt("pre-text"),
-        samples=SEEDS,
-    )
+    made._responses = Responses(config, tokenizer=embedder.tokenizer, generator=writer)
+    made._responses.samples = SEEDS
     return made
 
 
@@ -251,4 +246,4 @@ def test_too_little_public_text(tmp_path: Path) -> None:
     few.write_text('{"text": "one two three four"}\n{"text": "five six seven eight"}\n')
     config = POPriConfig(epsilon=1.0, public_text=str(few))
     with pytest.raises(ConfigError, match=r'public-text = ".*few.jsonl" holds 2$'):
-        Responses.load(config, tokenizer=HashEmbedder().tokenizer, generator=Scripted([]))
+        Responses(config, tokenizer=HashEmbedder().tokenizer, generator=Scripted([]))
