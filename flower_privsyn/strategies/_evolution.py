@@ -169,7 +169,7 @@ class Evolution(Method):
             max_tokens=config.max_tokens,
         )
 
-    def _read_seeds(self) -> list[str]:
+    def _read_seeds(self, fewest: int | None = None) -> list[str]:
         """The public texts, at least so many as the first population needs."""
         from flower_privsyn.data import public_texts
 
@@ -179,14 +179,9 @@ class Evolution(Method):
             tokenizer=need(self._embedder).tokenizer,
             max_tokens=config.max_tokens,
             whole_sentences=True,
-            fewest=self._seeds_needed,
+            fewest=fewest or config.num_candidates,
             wanted_by=f"num-candidates = {config.num_candidates}",
         )
-
-    @property
-    def _seeds_needed(self) -> int:
-        """How many public texts the first population is drawn from at least."""
-        return self.config.num_candidates
 
     def _rehearse(self) -> None:
         """Have the generator write once: it must not fail after a release."""

@@ -119,14 +119,10 @@ class EvolutionByClass(Evolution):
 
     # ------------------------------------------------------------------ before the first round
 
-    def _read_seeds(self) -> list[str]:
-        """The public texts, where they are the first ones."""
-        return [] if self.config.asks_for_variations else super()._read_seeds()
-
-    @property
-    def _seeds_needed(self) -> int:
-        """How many public texts the first texts of a class are drawn from at least."""
-        return self.config.of_each_class
+    def _read_seeds(self, fewest: int | None = None) -> list[str]:  # noqa: ARG002
+        """The public texts where they are the first ones, at least those of one class."""
+        config = self.config
+        return [] if config.asks_for_variations else super()._read_seeds(config.of_each_class)
 
     def _rehearse(self) -> None:
         super()._rehearse()
