@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import platform
@@ -46,8 +47,6 @@ def processor() -> dict[str, str]:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return found
-    for line in lines[: lines.index("")] if "" in lines else lines:
-        key, _, value = line.partition(":")
-        if key.strip() in wanted:
-            found[key.strip()] = value.strip()
-    return found
+    said = (line.partition(":") for line in itertools.takewhile(bool, lines))
+    told = {key.strip(): value.strip() for key, _, value in said}
+    return found | {key: told[key] for key in wanted if key in told}

@@ -10,6 +10,7 @@ may fall on the other side: exact independence of the batch size holds up to tha
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -49,12 +50,10 @@ def text_seeds(seed: int, texts: Sequence[str]) -> list[int]:
     Returns:
         One integer in [0, 2**63) per text.
     """
-    seen: dict[str, int] = {}
-    seeds = []
+    seen, seeds = Counter[str](), []
     for text in texts:
-        occurrence = seen.get(text, 0)
-        seen[text] = occurrence + 1
-        seeds.append(derive_seed(seed, text, occurrence))
+        seeds.append(derive_seed(seed, text, seen[text]))
+        seen[text] += 1
     return seeds
 
 

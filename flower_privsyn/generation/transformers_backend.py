@@ -300,29 +300,22 @@ class TransformersGenerator:
     ) -> list[list[int]]:
         """Write the tokens of one batch: ``num_samples`` times one list per row, row by row."""
         import torch
+        from torch.nn.utils.rnn import pad_sequence
 
-        width = max(len(row) for row in rows)
         padding = self._tokenizer.pad_token_id
         padding = padding if padding is not None else next(iter(self._end_tokens), 0)
-        tokens = np.full((len(rows), width), padding, dtype=np.int64)  # (p, t)
-        seen = np.zeros((len(rows), width), dtype=np.int64)  # (p, t)
-        for index, row in enumerate(rows):
-            # An encoder counts positions from the left, padding included.
-            begin = 0 if self._reads_apart else width - len(row)
-            tokens[index, begin : begin + len(row)] = row
-            seen[index, begin : begin + len(row)] = 1
+        # An encoder counts positions from the left, padding included.
+        side = "right" if self._reads_apart else "left"
+        read = [torch.tensor(row) for row in rows]
+        tokens = pad_sequence(read, True, padding, side)  # (p, t)
+        seen = pad_sequence([torch.ones_like(row) for row in read], True, 0, side)  # (p, t)
         uniforms = np.stack(
             [streams.stream(seed).random(sampling.max_new_tokens, np.float32) for seed in seeds]
         )  # (b, new)
         device = self._model.device
+        given = tokens.to(device), seen.to(device), torch.from_numpy(uniforms).to(device)
         with torch.inference_mode():
-            return self._write(
-                torch.from_numpy(tokens).to(device),
-                torch.from_numpy(seen).to(device),
-                torch.from_numpy(uniforms).to(device),
-                num_samples,
-                sampling,
-            )
+            return self._write(*given, num_samples, sampling)
 
     def _write(
         self,

@@ -107,13 +107,11 @@ def padded(rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
     Padding follows a row, where no token of it looks.
     """
     import torch
+    from torch.nn.utils.rnn import pad_sequence
 
-    tokens = torch.zeros((len(rows), max(len(row) for row in rows)), dtype=torch.long)
-    attention = torch.zeros_like(tokens)
-    for place, row in enumerate(rows):
-        tokens[place, : len(row)] = torch.tensor(row, dtype=torch.long)
-        attention[place, : len(row)] = 1
-    return tokens, attention
+    held = [torch.tensor(row, dtype=torch.long) for row in rows]
+    seen = [torch.ones_like(row) for row in held]
+    return pad_sequence(held, batch_first=True), pad_sequence(seen, batch_first=True)
 
 
 def next_token_logits(
