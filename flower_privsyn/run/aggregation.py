@@ -19,11 +19,10 @@ from flower_privsyn.messages import wire
 from flower_privsyn.messages.window import WindowedGrid
 from flower_privsyn.privacy import ReleaseSpec
 from flower_privsyn.queries import Query
-from flower_privsyn.run.question import ReleasedSum
+from flower_privsyn.run.question import ReleasedSum, need
 from flower_privsyn.secure_aggregation.node import Sealed, Unmasking
 from flower_privsyn.secure_aggregation.roster import KeyCard, Roster, Session
 from flower_privsyn.secure_aggregation.server import ServerRound
-from flower_privsyn.secure_aggregation.terms import Terms
 
 logger = logging.getLogger("flwr.privsyn")
 
@@ -354,9 +353,7 @@ class Secure:
 
     def _set_up(self, ask: wire.Ask, content: RecordDict, nodes: list[int]) -> ServerRound:
         """Everybody's keys, and the shares of those whose keys everybody has seen."""
-        number, terms = ask.release.round, ask.secure
-        if terms is None:
-            raise RuntimeError("a question without terms cannot be aggregated securely")
+        number, terms = ask.release.round, need(ask.secure)
         shown: dict[int, tuple[int, KeyCard]] = {}
         held: set[bytes] = set()
 
@@ -374,7 +371,12 @@ class Secure:
 
         request = secure_wire.pack(secure_wire.Asked(round=number))
         self._exchange(secure_wire.KEYS, dict.fromkeys(nodes, request), take_card)
-        roster = _roster(shown, terms, number)
+        if len(shown) < terms.least_nodes:
+            raise ProtocolError(f"{len(shown)} nodes showed keys, {terms.least_nodes} are needed")
+        # Of those that know the run by one number, as most of them do.
+        run = Counter(run for run, _ in shown.values()).most_common(1)[0][0]
+        cards = [card for own, card in shown.values() if own == run]
+        roster = Roster(Session(run=run, round_number=number), terms, cards)
         protocol = ServerRound(
             roster,
             ask.query.answer_length(ask.broadcast),
@@ -431,13 +433,3 @@ class Secure:
             lost=self._lost,
             charged=charged,
         )
-
-
-def _roster(shown: Mapping[int, tuple[int, KeyCard]], terms: Terms, number: int) -> Roster:
-    """The nodes that have shown keys for one and the same run: as most of them know it."""
-    runs = Counter(run for run, _ in shown.values())
-    if len(shown) < terms.least_nodes:
-        raise ProtocolError(f"{len(shown)} nodes showed keys, {terms.least_nodes} are needed")
-    run = runs.most_common(1)[0][0]
-    cards = [card for own, card in shown.values() if own == run]
-    return Roster(Session(run=run, round_number=number), terms, cards)

@@ -321,7 +321,7 @@ class PrivateSumConfig(Settings):
                 `settings` is no TOML, or has a key that stands beside it too.
         """
         run_config = unfolded(run_config)
-        known = {key.replace("_", "-"): key for key in cls._run_names()}
+        known = cls.keys()
         values: dict[str, Any] = {
             "node_settings": tuple(
                 (key, str(run_config[key])) for key in sorted(CLIENT_KEYS & set(run_config))
@@ -331,12 +331,12 @@ class PrivateSumConfig(Settings):
         own = [key for key in run_config if key not in others]
         if unknown := [key for key in own if key not in known]:
             raise ConfigError(
-                unknown_keys(unknown, known.keys() | others, "the run configuration")
+                unknown_keys(unknown, known | others, "the run configuration")
                 + "; an app names keys of its own in other_keys"
             )
         for key in own:
             value = run_config[key]
-            name = known[key]
+            name = key.replace("-", "_")
             if cls.declared[name].optional and isinstance(value, int | float) and value < 0:
                 value = None  # which a run configuration cannot hold
             if name == "sampling" and value == "":
@@ -347,17 +347,13 @@ class PrivateSumConfig(Settings):
     @classmethod
     def keys(cls) -> frozenset[str]:
         """The hyphenated keys that a run configuration may have."""
-        return frozenset(name.replace("_", "-") for name in cls._run_names())
+        own = (name for name in cls._names() if not cls.declared[name].in_python)
+        return frozenset(name.replace("_", "-") for name in own)
 
     @classmethod
     def _names(cls) -> list[str]:
         """The fields that are settings of the method."""
         return [name for name in cls.declared if name != "node_settings"]
-
-    @classmethod
-    def _run_names(cls) -> list[str]:
-        """Those of them that are keys of a run configuration, and not of the class alone."""
-        return [name for name in cls._names() if not cls.declared[name].in_python]
 
     def to_dict(self) -> dict[str, Any]:
         """The settings under their hyphenated keys."""

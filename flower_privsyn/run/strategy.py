@@ -24,7 +24,7 @@ from flower_privsyn.errors import ConfigError, FederationError, LedgerError
 from flower_privsyn.files import leftovers
 from flower_privsyn.messages import secure as secure_wire
 from flower_privsyn.messages import wire
-from flower_privsyn.messages.window import MESSAGES_UNDER_WAY, WindowedGrid
+from flower_privsyn.messages.window import WindowedGrid
 from flower_privsyn.messages.wire import refuse_uncarried
 from flower_privsyn.privacy import (
     CorrelatedNoise,
@@ -248,9 +248,6 @@ class PrivateSumStrategy(Strategy):
     #: What it gives, to a comparison: "on-device training" where it ends with a model.
     kind: ClassVar[Literal["synthetic text", "on-device training"]] = "synthetic text"
 
-    #: Messages to nodes that are built and not yet answered, at most.
-    messages_under_way: ClassVar[int] = MESSAGES_UNDER_WAY
-
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Refuse a subclass that replaces anything of the private path, itself or by a base."""
         super().__init_subclass__(**kwargs)
@@ -366,7 +363,7 @@ class PrivateSumStrategy(Strategy):
             return self._result_again()
         rounds = KeptRounds(run=run, method=self.method, total=settings.num_rounds, tracker=tracker)
         with run.session(failed=rounds.tell):
-            window = WindowedGrid(grid, window=self.messages_under_way)
+            window = WindowedGrid(grid)
             federation = Preparation(
                 run=run,
                 settings=settings,
@@ -770,4 +767,4 @@ _PRIVATE_PATH = frozenset(
     name
     for name in PrivateSumStrategy.__dict__
     if name == "__init_subclass__" or not name.startswith("__")
-) - {"config_class", "method_class", "kind", "messages_under_way", "_abc_impl"}
+) - {"config_class", "method_class", "kind", "_abc_impl"}
