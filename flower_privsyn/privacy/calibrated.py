@@ -65,10 +65,7 @@ def calibrated(plan: Plan, *, epsilon: float | None, ledger: PrivacyLedger | Non
                 first_round=first,
             )
             phases.append(replace(phase, correlation=correlation))
-    return _with_noise(replace(plan, phases=tuple(phases)), epsilon, ledger)
-
-
-def _with_noise(plan: Plan, epsilon: float | None, ledger: PrivacyLedger | None) -> Plan:
+    plan = replace(plan, phases=tuple(phases))
     if plan.open and epsilon is None:
         raise ConfigError(
             f'the phase "{plan.open[0].name}" states no noise multiplier, and there is no epsilon '

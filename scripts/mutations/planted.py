@@ -221,7 +221,7 @@ PROMISED: dict[str, tuple[Mutation, ...]] = {
         Mutation(
             name="calibrated noise may cost more than the budget",
             guards="also in what it plans",
-            where="privacy/calibrated.py::_with_noise",
+            where="privacy/calibrated.py::calibrated",
             before=(
                 "    if epsilon is not None and plan.epsilon() > epsilon * (1.0 + _ROUNDING):\n"
             ),
