@@ -57,7 +57,15 @@ def expand(
         return _more(run_dir, samples, settings or [], seed or 0)
     if (samples, seed) != (None, None):
         raise ConfigError("--anew goes with --set alone, which says how much is made, and of what")
-    return _anew(run_dir, anew, settings)
+    from flower_privsyn.cli.run import resume
+    from flower_privsyn.files import expanded
+    from flower_privsyn.run import RunDirectory
+
+    copied = copy_released(RunDirectory.open(run_dir), expanded(anew).absolute())
+    status = resume(str(copied.path), settings)
+    if status == 0:
+        print(f"Nothing was spent: the release is that of {run_dir}.")
+    return status
 
 
 def _more(run_dir: str, samples: int | None, changed: list[str], seed: int) -> int:
@@ -82,18 +90,6 @@ def _more(run_dir: str, samples: int | None, changed: list[str], seed: int) -> i
         sys.stderr.write("What was written is kept; the same command goes on with it.\n")
         raise
     return _said(run, settings, written, wanted)
-
-
-def _anew(run_dir: str, output: str, settings: list[str] | None) -> int:
-    from flower_privsyn.cli.run import resume
-    from flower_privsyn.files import expanded
-    from flower_privsyn.run import RunDirectory
-
-    copied = copy_released(RunDirectory.open(run_dir), expanded(output).absolute())
-    status = resume(str(copied.path), settings)
-    if status == 0:
-        print(f"Nothing was spent: the release is that of {run_dir}.")
-    return status
 
 
 def _said(run: RunDirectory, settings: MoreText, written: Written, samples: int) -> int:

@@ -7,11 +7,11 @@ text holds, it neither colours, moves nor tells a terminal anything.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any, Final, TextIO
 
 FAILED: Final = 1
@@ -118,10 +118,8 @@ class PlainStream:
         return getattr(self.stream, name)
 
 
-@contextlib.contextmanager
+@contextmanager
 def plain_streams() -> Iterator[None]:
     """Have everything that this process prints go through such streams."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(contextlib.redirect_stdout(PlainStream(sys.stdout)))
-        stack.enter_context(contextlib.redirect_stderr(PlainStream(sys.stderr)))
+    with redirect_stdout(PlainStream(sys.stdout)), redirect_stderr(PlainStream(sys.stderr)):
         yield

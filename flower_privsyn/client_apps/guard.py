@@ -354,7 +354,13 @@ def guard_of(context: Context) -> NodeGuard:
 
 
 def charge_of(ask: wire.Ask, context: Context, guard: NodeGuard) -> Charge:
-    """What an answer is charged as in the node's own account."""
+    """What an answer is charged as in the node's own account.
+
+    The key that users' coins are flipped with is in it as a digest, where the account counts coins.
+    """
+    coins = isinstance(ask.release.sampling, PoissonSampling | FixedSizeSampling)
+    counted = coins and ask.release.correlation is None
+    key_digest = hashlib.blake2b(ask.sampling_key, digest_size=16).hexdigest()
     return Charge(
         server=guard.server,
         run=context.run_id,
@@ -362,18 +368,10 @@ def charge_of(ask: wire.Ask, context: Context, guard: NodeGuard) -> Charge:
         spec=ask.release,
         num_rounds=ask.num_rounds,
         clip_norm=ask.query.clip_norm,
-        sampling_key_digest=_sampling_key_digest(ask),
+        sampling_key_digest=key_digest if counted else "",
         classes=ask.data.classes,
         secure=ask.secure,
     )
-
-
-def _sampling_key_digest(ask: wire.Ask) -> str:
-    """Digest of the key that the users' coins are flipped with, where the account counts them."""
-    coins = isinstance(ask.release.sampling, PoissonSampling | FixedSizeSampling)
-    if ask.release.correlation is None and coins:
-        return hashlib.blake2b(ask.sampling_key, digest_size=16).hexdigest()
-    return ""
 
 
 def model_digest(folder: Path) -> str:

@@ -222,12 +222,7 @@ def report(tally: skipping.Tally, context: Context, directory: Path) -> None:
 
 
 #: Of each app in this process, from a node's context to its users.
-_RECIPES: WeakKeyDictionary[ClientApp, UserLoader] = WeakKeyDictionary()
-
-
-def recipe_of(app: ClientApp) -> UserLoader | None:
-    """From a node's context to its users, as `add_handlers` was told; None of another app."""
-    return _RECIPES.get(app)
+RECIPES: WeakKeyDictionary[ClientApp, UserLoader] = WeakKeyDictionary()
 
 
 def create_client_app(
@@ -287,7 +282,7 @@ def add_handlers(
         ConfigError: as `create_client_app`; or the app has these handlers already, `load` is no
             function or `trainer` is a class.
     """
-    if app in _RECIPES:
+    if app in RECIPES:
         raise ConfigError("this ClientApp has the handlers of flower-privsyn: they are added once")
     if load is not None and not callable(load):
         raise ConfigError(
@@ -300,7 +295,7 @@ def add_handlers(
     cache = Path(cache_directory) if cache_directory else None
     users = NodeUsers(load, embedder or default_embedder, cache, trainer)
     node = _Node(users, known_queries(queries))
-    _RECIPES[app] = load
+    RECIPES[app] = load
 
     _register(app, node, "prepare", node.prepare)
     for name in node.queries:

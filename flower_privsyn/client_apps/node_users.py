@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
 
@@ -28,7 +28,7 @@ from flower_privsyn.client_apps.records import (
     TextSource,
     TokenSource,
 )
-from flower_privsyn.data import Chunking, Users, load_configured
+from flower_privsyn.data import Users, load_configured
 from flower_privsyn.data.load import COLUMNS
 from flower_privsyn.embedding import Embedder, load_embedder, load_tokenizer
 from flower_privsyn.embedding.records import RecordStore, StoredRecords, limit_bytes
@@ -373,7 +373,10 @@ class NodeUsers:
                 return Prepared.stored(stored)
             source = self._source(request, guard)
             chunking = request.chunking
-            users = chunking.asked(self._users(context, chunking))
+            load = self._load
+            if load is users_of_node:  # which reads labels only where the run asks for classes
+                load = partial(users_of_node, labels=bool(chunking.classes))
+            users = chunking.asked(users_by(load, context))
             self._refuse_copies(users, request, context)
             samples = chunking.samples(users, tokenizer=source.tokenizer)
             records = source.read(samples, users.user_ids)
@@ -400,12 +403,6 @@ class NodeUsers:
             fingerprint=source.fingerprint,
             dimension=source.dimension,
         )
-
-    def _users(self, context: Context, chunking: Chunking) -> Users:
-        """Everybody; with labels from the default recipe only where the run asks for classes."""
-        if self._load is users_of_node:
-            return users_of_node(context, labels=bool(chunking.classes))
-        return users_by(self._load, context)
 
     @cached_property
     def _store(self) -> RecordStore | None:

@@ -151,8 +151,6 @@ class PublicRows:
 
     def __getitem__(self, index: int) -> IntArray:
         """The tokens of a row."""
-        if not 0 <= index < len(self):
-            raise IndexError(index)
         return np.asarray(self._tokens[index].values, dtype=np.int64)
 
     def text_of(self, index: int) -> str:
@@ -164,16 +162,6 @@ class PublicRows:
         follows = index and self._document[index - 1] == self._document[index]
         before = self.text_of(index - 1) if follows else ""
         return sentences_inside(self.text_of(index), before=before)
-
-    def drawn(self, count: int, random: np.random.Generator) -> list[str]:
-        """The texts of rows that nobody chose, none twice; of all of them where there are fewer.
-
-        Args:
-            count: how many, >= 0.
-            random: draws them.
-        """
-        places = random.choice(len(self), min(count, len(self)), replace=False)
-        return [self.text_of(int(place)) for place in places]
 
     def chunks(self, size: int = 2**14) -> Iterator[TokenRows]:
         """The tokens of all rows, `size` rows at a time."""

@@ -16,7 +16,7 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.client_app import LoadClientAppError
 
 from flower_privsyn.client_apps.guard import simulated
-from flower_privsyn.client_apps.handlers import recipe_of
+from flower_privsyn.client_apps.handlers import RECIPES
 from flower_privsyn.client_apps.node_users import (
     DRAWN_RUN_IDS,
     UserLoader,
@@ -86,7 +86,13 @@ def read_people(
     if app.client in _READY_CLIENTS:
         recipe: UserLoader | None = partial(users_of_node, labels=bool(chunking.classes))
     else:
-        recipe = recipe_of(_client_of(app))
+        try:
+            client = loaded_app(app.client, str(app.path), ClientApp, LoadClientAppError)
+        except Exception as error:  # whatever the app's own modules may raise
+            raise ConfigError(
+                f"{app.client} of {app.name} cannot be loaded: {type(error).__name__}: {error}"
+            ) from error
+        recipe = RECIPES.get(client)
     if recipe is None:
         return None
     parts = _by_node(recipe, values, nodes=nodes)
@@ -160,16 +166,6 @@ def people_of(parts: Sequence[Users], *, chunking: Chunking, all_read: bool = Tr
         documents=documents,
         all_read=all_read,
     )
-
-
-def _client_of(app: App) -> ClientApp:
-    """The ClientApp of an app, by its own modules."""
-    try:
-        return loaded_app(app.client, str(app.path), ClientApp, LoadClientAppError)
-    except Exception as error:  # whatever the app's own modules may raise
-        raise ConfigError(
-            f"{app.client} of {app.name} cannot be loaded: {type(error).__name__}: {error}"
-        ) from error
 
 
 # ---- public text that is theirs ----------------------------------------------------------------

@@ -126,7 +126,9 @@ def frechet_distance(synthetic: Matrix, private: Matrix, *, seed: int = 0) -> Fr
         for _ in range(_DRAWS if share < 1.0 else 1):
             subsets = [_draw(rows, share, generator) for rows in (first, second)]
             inverses.append(1.0 / share)
-            distances.append(_sample_frechet(*subsets))
+            means = [rows.mean(axis=0) for rows in subsets]
+            spreads = [np.atleast_2d(np.cov(rows, rowvar=False)) for rows in subsets]
+            distances.append(gaussian_frechet(means[0], spreads[0], means[1], spreads[1]))
     weights = np.array([1.0 if inverse > 1.0 else _DRAWS for inverse in inverses])
     # Weights of polyfit multiply residuals, not their squares.
     _, intercept = np.polyfit(inverses, distances, deg=1, w=np.sqrt(weights))
@@ -199,15 +201,6 @@ def _root(covariance: Float64Array) -> Float64Array:
     values, vectors = np.linalg.eigh((covariance + covariance.T) / 2.0)
     root: Float64Array = (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
     return root
-
-
-def _sample_frechet(first: Float64Array, second: Float64Array) -> float:
-    return gaussian_frechet(
-        first.mean(axis=0),
-        np.atleast_2d(np.cov(first, rowvar=False)),
-        second.mean(axis=0),
-        np.atleast_2d(np.cov(second, rowvar=False)),
-    )
 
 
 def _draw(rows: Float64Array, share: float, generator: np.random.Generator) -> Float64Array:

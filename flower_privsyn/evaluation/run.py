@@ -153,7 +153,17 @@ def evaluate_run(
         ModelError: A model cannot be loaded.
         MissingExtraError: A library is not installed.
     """
-    _check(run, held_out, private=private, work=work)
+    if private is not None and (both := set(private.user_ids) & set(held_out.user_ids)):
+        raise ConfigError(
+            f"{len(both)} users are among the held-out ones and among those the run learned from: "
+            "held-out users must not have taken part"
+        )
+    if expanded(work).absolute().resolve().is_relative_to(run.path.resolve()):
+        raise ConfigError(
+            f"{work} lies in the run directory, whose readers are promised the run's epsilon: an "
+            "evaluation on private text must lie elsewhere"
+        )
+    work.mkdir(mode=0o700, parents=True, exist_ok=True)
     shown: Progress = progress or Progress()
     embedder = RememberingEmbedder(embedder or run_embedder(run))
     samples = held_out_samples(run.config, held_out, tokenizer=embedder.tokenizer)
@@ -189,21 +199,6 @@ def evaluate_run(
             progress=shown,
         ),
     )
-
-
-def _check(run: RunDirectory, held_out: Users, *, private: Users | None, work: Path) -> None:
-    """Refuse what `evaluate_run` cannot do, and make its folder."""
-    if private is not None and (both := set(private.user_ids) & set(held_out.user_ids)):
-        raise ConfigError(
-            f"{len(both)} users are among the held-out ones and among those the run learned from: "
-            "held-out users must not have taken part"
-        )
-    if expanded(work).absolute().resolve().is_relative_to(run.path.resolve()):
-        raise ConfigError(
-            f"{work} lies in the run directory, whose readers are promised the run's epsilon: an "
-            "evaluation on private text must lie elsewhere"
-        )
-    work.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def _learned(
@@ -300,7 +295,9 @@ def random_public_text(
         max_tokens=settings.max_tokens,
     )
     read = settings.max_steps * settings.batch_size or rows or len(public)
-    return public.drawn(read, np.random.default_rng([seed, 3]))
+    random = np.random.default_rng([seed, 3])
+    drawn = random.choice(len(public), min(read, len(public)), replace=False)
+    return [public.text_of(int(place)) for place in drawn]
 
 
 def compare_texts(

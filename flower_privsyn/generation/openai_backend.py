@@ -170,6 +170,9 @@ class OpenAIGenerator:
             MissingExtraError: openai is not installed.
         """
         check_address(base_url)
+        import_extra("openai", needed_by="a generation server", extra="server")
+        import openai
+
         self._base_url = base_url.rstrip("/")
         self._api_key = api_key
         self._max_concurrency = max_concurrency
@@ -177,12 +180,21 @@ class OpenAIGenerator:
         self._extra_parameters = dict(extra_parameters or {})
         self._has_written = False
         self._loaded: set[str] = set()
-        self._client = _client(
-            self._base_url,
-            api_key=api_key,
-            timeout=timeout,
+        nothing: Any = openai.Omit()
+        # Of the environment it is told a proxy alone: keys and names there are for OpenAI's own
+        # server, and this may be another one.
+        self._client = openai.OpenAI(
+            base_url=self._base_url,
+            api_key=api_key or "none",
+            admin_api_key="none",
+            default_headers={"OpenAI-Organization": nothing, "OpenAI-Project": nothing},
+            timeout=openai.Timeout(timeout, connect=min(timeout, 10.0)),
             max_retries=max_retries,
-            by_proxy=urlsplit(base_url).hostname not in _HERE,
+            http_client=openai.DefaultHttpxClient(
+                trust_env=urlsplit(base_url).hostname not in _HERE,
+                follow_redirects=False,
+                event_hooks={"response": [_judge]},
+            ),
         )
         self._model = self._only_model() if model is None else model
         self.name = f"{self._model} at {self._base_url}"
@@ -408,32 +420,6 @@ class OpenAIGenerator:
         # Cut last: half a key would not be known for one.
         text = redact(words, self._api_key)[:_MAX_MESSAGE_LETTERS]
         return text or "no reason given"
-
-
-def _client(
-    base_url: str, *, api_key: str | None, timeout: float, max_retries: int, by_proxy: bool
-) -> openai.OpenAI:
-    """The client of a server, which is told nothing of the environment but a proxy.
-
-    Raises:
-        MissingExtraError: openai is not installed.
-    """
-    import_extra("openai", needed_by="a generation server", extra="server")
-    import openai
-
-    nothing: Any = openai.Omit()
-    # Keys and names in the environment are for OpenAI's own server, and this may be another one.
-    return openai.OpenAI(
-        base_url=base_url,
-        api_key=api_key or "none",
-        admin_api_key="none",
-        default_headers={"OpenAI-Organization": nothing, "OpenAI-Project": nothing},
-        timeout=openai.Timeout(timeout, connect=min(timeout, 10.0)),
-        max_retries=max_retries,
-        http_client=openai.DefaultHttpxClient(
-            trust_env=by_proxy, follow_redirects=False, event_hooks={"response": [_judge]}
-        ),
-    )
 
 
 def _judge(response: Any) -> None:

@@ -284,7 +284,9 @@ def make_topics(
 
     if not counts or sorted(set(counts)) != list(counts) or counts[0] < 1:
         raise ConfigError(f"counts must ascend, and there must be one, got {list(counts)}")
-    texts = _passages(documents, tokenizer=embedder.tokenizer, seed=seed, max_tokens=max_tokens)
+    random, cut = np.random.default_rng(seed), Chunking(max_tokens=max_tokens)
+    pieces = cut.pieces(list(documents), tokenizer=embedder.tokenizer)
+    texts = [found[int(random.integers(len(found)))] for found in pieces if found]
     least = min(_LEAST_DOCUMENTS, max(1, len(texts) // 20))
     most = max(least, int(_COMMON * len(texts)))
     counter = CountVectorizer(token_pattern=_WORD, min_df=least, max_df=most, stop_words="english")
@@ -314,13 +316,6 @@ def make_topics(
             raise ConfigError(f"counts {count}: a topic has no keywords: fewer, or more documents")
         points, weights = levels[0].centres, levels[0].shares
     return TopicHierarchy(levels=tuple(levels), probe=probe_of(embedder))
-
-
-def _passages(documents: Iterable[str], *, tokenizer: Any, seed: int, max_tokens: int) -> list[str]:
-    """One passage of each document that has any, drawn at random, cut as samples are."""
-    random = np.random.default_rng(seed)
-    pieces = Chunking(max_tokens=max_tokens).pieces(list(documents), tokenizer=tokenizer)
-    return [found[int(random.integers(len(found)))] for found in pieces if found]
 
 
 def _named(vectors: Float32Array, belongs: IntArray, words: Any, names: Sequence[str]) -> Topics:

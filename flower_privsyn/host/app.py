@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -146,25 +147,19 @@ def written_settings(app: App, config_name: str) -> dict[str, ConfigValue]:
 
 def read_settings(app: App, settings: Sequence[str]) -> dict[str, ConfigValue]:
     """Single settings, as `--set` takes them."""
-    values = {}
+    values: dict[str, ConfigValue] = {}
     for setting in settings:
-        key, separator, text = setting.partition("=")
-        key = key.strip()
+        key, separator, text = (part.strip() for part in setting.partition("="))
         if not separator or not key:
             raise ConfigError(f"--set takes key=value, got {setting!r}.")
         check_taken(app, key)
-        values[key] = _parse(app, key, text.strip())
+        values[key] = text
+        # `--set name=2024` means the text 2024 where the app declares a text.
+        kind = str if isinstance(app.defaults.get(key), str) else bool | int | float | str
+        with contextlib.suppress(tomllib.TOMLDecodeError):
+            value = tomllib.loads(f"value = {text}")["value"]
+            values[key] = value if isinstance(value, kind) else text
     return values
-
-
-def _parse(app: App, key: str, text: str) -> ConfigValue:
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
-    # `--set name=2024` means the text 2024 where the app declares a text.
-    kind = str if isinstance(app.defaults.get(key), str) else bool | int | float | str
-    return value if isinstance(value, kind) else text
 
 
 def check_taken(app: App, key: str, *, source: str = "") -> None:

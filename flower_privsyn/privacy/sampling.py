@@ -82,7 +82,6 @@ class Sampling(Described, ABC):
         Returns:
             Itself, unless the number of the round decides who takes part.
         """
-        del number
         return self
 
     @abstractmethod
@@ -123,7 +122,6 @@ class Sampling(Described, ABC):
             ConfigError: A head-count is not a whole number of at least 0.
             FederationError: The nodes hold fewer users than the population.
         """
-        del head_counts, random
         return None
 
     def to_dict(self) -> dict[str, Any]:
@@ -150,7 +148,6 @@ class FullParticipation(Sampling):
         self, user_ids: Sequence[str], *, key: bytes, count: int | None = None
     ) -> NDArray[np.bool_]:
         """Return (n,) all True; see `Sampling.participants`."""
-        del key, count
         return np.ones(len(user_ids), dtype=np.bool_)
 
 
@@ -185,7 +182,6 @@ class PoissonSampling(Sampling):
         self, user_ids: Sequence[str], *, key: bytes, count: int | None = None
     ) -> NDArray[np.bool_]:
         """Return (n,) each True with probability ``rate``; see `Sampling.participants`."""
-        del count
         hashes = _keyed_hashes(user_ids, key)
         if self.rate == 1.0:
             return np.ones(len(user_ids), dtype=np.bool_)
@@ -341,7 +337,6 @@ class CyclicSampling(Sampling):
         Raises:
             ConfigError: This is the plan and not the sampling of a round, see `of_round`.
         """
-        del key, count
         if self.round_number is None:
             raise ConfigError("round_number must be given to say whose turn it is, got None.")
         asked: NDArray[np.bool_] = self.groups_of(user_ids) == (self.round_number - 1) % self.groups

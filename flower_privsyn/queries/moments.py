@@ -232,9 +232,7 @@ def symmetric(triangle: npt.NDArray[Any]) -> Float64Array:
     return matrix
 
 
-@once_per_array
-def _right_factor(basis: npt.NDArray[Any]) -> RightFactor:
-    return RightFactor.of(basis)
+_right_factor = once_per_array(RightFactor.of)
 
 
 @lru_cache(maxsize=8)

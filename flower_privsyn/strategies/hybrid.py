@@ -101,7 +101,7 @@ class SketchThenTraining(ReleaseThenTraining):
         """The public parameters; after the sketch on the student, under a bias of all pairs."""
         begun, text = self.init(scratch), need(self._text)
         later = self.example_on(_STUDENT, begun)
-        if self._trains_biased:
+        if self.config.token_bias:
             size = text.public.vocabulary
             every = np.arange(min(self.config.num_bigrams, size**2))
             pairs = bigram_table(*divmod(every, size), 0.0 * every, vocabulary=size)
@@ -125,7 +125,7 @@ class SketchThenTraining(ReleaseThenTraining):
         student.train(config.initial_model or config.model, self.run.path / _STUDENT)
         write_json(RoundFiles(self.run.round_dir(number)).server, student.figures)
         begun = self.begun_from(state, _STUDENT)
-        if not self._trains_biased:
+        if not self.config.token_bias:
             return begun
         # Read once: rounds and result have the same.
         from flower_privsyn.training.tokens import first_token
@@ -138,11 +138,6 @@ class SketchThenTraining(ReleaseThenTraining):
     def arrays(self, state: State) -> Broadcast:
         """The parameters, the student where not all of it is trained, and what it lacks."""
         return {**super().arrays(state), **_bias_in(state)}
-
-    @property
-    def _trains_biased(self) -> bool:
-        """Whether nodes train with a bias of the logits, once there is a release."""
-        return bool(self.config.token_bias)
 
     def _student(self, release: ReleasedSum) -> SketchedStudent:
         """What the release chose; chosen again where a run is resumed, which is free."""

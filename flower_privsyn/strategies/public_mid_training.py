@@ -114,11 +114,6 @@ class PublicMidTrainingConfig(DPFTRLConfig, StudentConfig):
         """Whether rows are chosen by the public model as well."""
         return self.public_rows == "matched" and bool(self.public_model)
 
-    @property
-    def first_model(self) -> str:
-        """What the rounds begin from, as a folder or a name."""
-        return located(self.initial_model or self.model)
-
     def distillation(self) -> Distillation | None:
         """What it is taught by; None for nothing but the text."""
         from flower_privsyn.training.distillation import Distillation
@@ -265,7 +260,7 @@ class TrainingInHalves(FederatedTraining):
 
         config, models = self.config, self.run.path / "models"
         before, after = models / BEFORE, models / AFTER
-        start = replace(config.trained_model(), name=config.first_model)
+        start = replace(config.trained_model(), name=located(config.initial_model or config.model))
         LocalModel(start).save(before, state["parameters"])
         chosen = self._choose(before)
         public = need(self._public)
