@@ -1,4 +1,4 @@
-"""How far some work has come, in lines for whoever follows it.
+"""How far work has come, in lines for whoever follows it.
 
 A line says that a stage has ended, and how long it took; one that it has begun, where it may take a
 while without a word; and one now and then how far it is. Those of a run go to Flower's log, from

@@ -1,4 +1,4 @@
-"""Whose text a node answers from, who decides that, and the records that are made of it."""
+"""Whose text a node answers from, who decides that, and the records made of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages to many nodes, few of them under way at a time, through Flower's public Grid alone.
+"""Messages to many nodes, few under way at a time, through Flower's public Grid alone.
 
 Flower's own `send_and_receive` sends everything at once and keeps every reply until the last one is
 there: at one user per node, memory then grows with the federation, and in a simulation so does the

@@ -1,4 +1,4 @@
-"""The record of everything that was released, written before it is used.
+"""The record of everything released, written before it is used.
 
 Under every ledger is an append-only file of chained JSON lines, locked, on the disk when written.
 Every line but the first holds the SHA-256 of the one before. Files that are written later hold the

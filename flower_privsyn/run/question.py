@@ -1,4 +1,4 @@
-"""What a round asks and what it gives, with what is said of it before: values, none a raw sum."""
+"""What a round asks and gives, with what is said of it before: values, none a raw sum."""
 
 from __future__ import annotations
 
