@@ -11,7 +11,6 @@ from typing import Any
 from flwr.app import Context
 
 from flower_privsyn.client_apps.handlers import create_client_app
-from flower_privsyn.client_apps.training import LocalTraining
 from flower_privsyn.data import Chunking, Users, load_users
 from flower_privsyn.dry_run.people import BUNDLED, check_public_text, people_of
 from flower_privsyn.errors import ConfigError
@@ -70,6 +69,8 @@ def fit(
         PrivsynError: the users, a setting, a model or the budget is at fault. The run directory,
             where there is one, keeps everything finished so far.
     """
+    from flower_privsyn.client_apps.training import LocalTraining  # and PyTorch
+
     if strategy is None:
         strategy = JointSketch(**settings)
     elif not isinstance(strategy, PrivateSumStrategy):
