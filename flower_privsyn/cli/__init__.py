@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status: 0 for success, 2 when what was asked for cannot be done, 1 when
         something failed unexpectedly, 130 when it was interrupted.
     """
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what it began is ended, too
     try:
         with privsyn.make_context("privsyn", words.copy(), obj=words) as context:

@@ -70,7 +70,6 @@ privsyn = _Commands(
             help="print the versions and exit",
         )
     ],
-    no_args_is_help=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 """The command `privsyn`."""

@@ -62,7 +62,7 @@ def methods(
         keys = ("name", "title", "kind", "paper")
         return show_json([{key: getattr(entry, key) for key in keys} for entry in known])
     rows = ((entry.name, entry.kind, entry.paper) for entry in known)
-    show_table(rows, ("strategy", "gives", "paper"))
+    show_table(rows)
     return 0
 
 

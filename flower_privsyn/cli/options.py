@@ -45,10 +45,10 @@ def plain_group(words: str) -> typer.Typer:
 
 RunDir = Annotated[str, typer.Argument(metavar="DIR", hidden=True)]
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]
-Config = Annotated[str | None, option("NAME", "settings from the app's conf/NAME.toml")]
+Config = Annotated[str | None, option("NAME", "settings from the app's conf/NAME.toml; --set wins")]
 Settings = Annotated[
     list[str] | None,
-    option("KEY=VALUE", "one setting; may be given several times, and wins over --config", "--set"),
+    option("KEY=VALUE", "one setting; may be given several times", "--set"),
 ]
 NewRunDir = Annotated[
     str | None, option("DIR", "where to write the run (default: runs/<app>-<time>)")

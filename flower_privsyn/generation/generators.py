@@ -134,7 +134,7 @@ def load_generator(name: str, **options: Any) -> TextGenerator:
               this process through Transformers (`TransformersGenerator`);
             * ``"smollm2-135m"`` or another of `flower_privsyn.models.packaged`: the same with a
               package that is installed;
-            * ``"gguf:<file>"``: llama.cpp in a process of its own (`GGUFGenerator`);
+            * ``"gguf:<file>"``: llama.cpp in this process (`GGUFGenerator`);
             * ``"http://host:port/v1#model"``: a server with the OpenAI completions interface,
               such as ``vllm serve`` (`OpenAIGenerator`); without ``#model`` the one it serves.
               What the environment variable PRIVSYN_API_KEY holds is sent as a bearer token.

@@ -313,8 +313,8 @@ def _asked_to_stop(run: RunDirectory) -> Iterator[threading.Event]:
         stopping.set()
         run.owner.ask_to_stop()
         sys.stderr.write(
-            "The run ends after the round that its nodes are answering, so that none is charged "
-            "for nothing; Ctrl-C again ends it at once.\n"
+            "The run ends after its open round, so that none is charged for nothing; with no round "
+            "left it goes on to its end. Ctrl-C again ends it at once.\n"
         )
 
     before = signal.signal(signal.SIGINT, asked)
