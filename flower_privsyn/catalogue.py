@@ -79,7 +79,7 @@ _BUILT_IN: Final[tuple[CatalogueEntry, ...]] = (
     CatalogueEntry(name="public-only", title="public model", kind="public text", seeded=False),
     CatalogueEntry(name="expand-only", title="public text, expanded", kind="public text"),
     CatalogueEntry(name="random-public", title="public text, at random", kind="public text"),
-    CatalogueEntry(name="distill-public", title="the same, distilled", kind="public text"),
+    CatalogueEntry(name="distill-public", title="random text, distilled", kind="public text"),
     CatalogueEntry(
         name="told-domain",
         title="text of the writer, told the domain",
@@ -88,7 +88,7 @@ _BUILT_IN: Final[tuple[CatalogueEntry, ...]] = (
     ),
     CatalogueEntry(
         name="prompt-chosen",
-        title="public text, chosen by that text",
+        title="public text, chosen by the writer's",
         kind="public text",
         seeded=False,
     ),

@@ -48,9 +48,11 @@ def advise(
 ) -> int:
     """Say which method was best at a measured size like yours.
 
-    Nothing is interpolated, and another model or public text may change the order: `privsyn
+    The gap is what fine-tuning on the private text itself gains over the public model; a floor asks
+    nobody. Nothing is interpolated, and another model or public text may change the order: `privsyn
     compare` says it of your own. The figures were computed from private text without noise.
     """
+    from flower_privsyn.catalogue import compared
     from flower_privsyn.checks import check_number, check_whole
 
     check_whole("--users", users, ge=2, le=_EVERYBODY)
@@ -65,12 +67,12 @@ def advise(
         f"--set data=FILE --set epsilon={epsilon:g}\n"
     )
     print(
-        f"On {here['data']}, by {here['users']:,} users at epsilon {here['epsilon']:g}, "
+        f"Nearest measured: {here['data']}, {here['users']:,} users, epsilon {here['epsilon']:g}, "
         f"delta {here['delta']:.2g}:"
     )
-    width = max(len(row["title"]) for row in here["methods"][:_SHOWN])
-    for row in here["methods"][:_SHOWN]:
-        print(f"  {row['title']:<{width}}  {_figures(row)}")
+    shown = {compared()[row["method"]].title: row for row in here["methods"][:_SHOWN]}
+    for title, row in shown.items():
+        print(f"  {title:<{max(map(len, shown))}}  {_figures(row)}")
     if others := len(here["methods"][_SHOWN:]) + sum(len(one["methods"]) for one in places[1:]):
         print(f"{others} more, also elsewhere, by --json.")
     return 0
