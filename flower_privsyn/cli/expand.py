@@ -133,13 +133,12 @@ def copy_released(run: RunDirectory, output: Path) -> RunDirectory:
         output: the folder of the copy, which does not exist.
 
     Raises:
-        ConfigError: the run is another method's, has not finished or ended early, or its last round
-            was left out and could be asked again; or `output` or what is beside it for the owner
-            exists.
+        RunDirectoryError: the run has not finished.
+        ConfigError: the run is another method's or ended early, or its last round was left out and
+            could be asked again; or `output` or what is beside it for the owner exists.
     """
     from flower_privsyn.run import RunDirectory
     from flower_privsyn.run.rounds import all_asked
-    from flower_privsyn.run.run_format import how_to_resume
 
     strategy = str(run.document.get("strategy", ""))
     if strategy != "JointSketch":  # which asks first, and makes all of its result afterwards
@@ -147,8 +146,7 @@ def copy_released(run: RunDirectory, output: Path) -> RunDirectory:
             f"{run.path} is a run of {strategy or 'another app'}; what can be made again of its "
             "releases alone is a run of JointSketch"
         )
-    if run.status != "finished":
-        raise ConfigError(f"{run.path} has not finished: {how_to_resume(run.path)} goes on")
+    run.refuse_unfinished()
     # A copy of one that ended early could go on with the rounds that were left, and so could every
     # other copy.
     changes = run.document.get("changes", [])

@@ -148,11 +148,13 @@ def evaluate_run(
         progress: where steps are shown.
 
     Raises:
+        RunDirectoryError: The run has not finished.
         ConfigError: An argument is out of range, or users of both lists are the same.
         DataError: There is too little text.
         ModelError: A model cannot be loaded.
         MissingExtraError: A library is not installed.
     """
+    run.refuse_unfinished()
     if private is not None and (both := set(private.user_ids) & set(held_out.user_ids)):
         raise ConfigError(
             f"{len(both)} users are among the held-out ones and among those the run learned from: "

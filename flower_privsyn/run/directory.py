@@ -621,6 +621,18 @@ class RunDirectory:
         killed = self.status == "running" and self.running_process() is None
         return "interrupted" if killed or was_interrupted(self.error) else self.status
 
+    def refuse_unfinished(self) -> None:
+        """Refuse a run that has not finished.
+
+        Raises:
+            RunDirectoryError: it has not.
+        """
+        if self.status != "finished":
+            raise RunDirectoryError(
+                f"the run in {self.path} has not finished (it is {self.standing}): "
+                f"{how_to_resume(self.path)} goes on"
+            )
+
     @property
     def error(self) -> str | None:
         """The sentence that says why the run failed; None unless it did."""

@@ -13,14 +13,14 @@ from typing import Any, Final, Self
 
 import numpy as np
 
-from flower_privsyn.errors import ConfigError, RunDirectoryError
+from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import read_json_lines
 from flower_privsyn.generation.openai_backend import is_address
 from flower_privsyn.generation.topics import quotas
 from flower_privsyn.locks import lock_file
 from flower_privsyn.models import has_model
 from flower_privsyn.progress import Progress
-from flower_privsyn.run import RunDirectory, how_to_resume
+from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.directory import TRAINED_MODEL, named, round_texts, writer_in
 from flower_privsyn.strategies._population import Population, survivors
 from flower_privsyn.strategies._synthesis import ExpansionSettings, expand_resumably
@@ -133,11 +133,7 @@ def write_more(
     from flower_privsyn.generation import load_trained_generator
     from flower_privsyn.generation.streams import derive_seed
 
-    if run.status != "finished":
-        raise RunDirectoryError(
-            f"the run in {run.path} has not finished (it is {run.standing}): "
-            f"{how_to_resume(run.path)} finishes it, and its own texts come first"
-        )
+    run.refuse_unfinished()
     topics, round_number = _topics(run, settings), max(run.finished_rounds(), default=0)
     if topics is None:
         seeds, kind = _seeds(run)

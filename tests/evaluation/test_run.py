@@ -13,7 +13,7 @@ import pytest
 from flower_privsyn.cli import main
 from flower_privsyn.cli.evaluate import rows
 from flower_privsyn.data import Users
-from flower_privsyn.errors import ConfigError, DataError
+from flower_privsyn.errors import ConfigError, DataError, RunDirectoryError
 from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.evaluation.run import compare_texts, evaluate_run, split_users
 from flower_privsyn.files import write_json
@@ -129,6 +129,12 @@ class TestEvaluateRun:
         private, _ = split_users(finished.config, make_users(90))
         with pytest.raises(ConfigError, match="must not have taken part"):
             evaluate_run(finished, private, private=private, work=tmp_path / "w")
+
+    def test_a_run_that_has_not_finished(self, finished: RunDirectory, tmp_path: Path) -> None:
+        _, held_out = split_users(finished.config, make_users(90))
+        finished.mark_running()
+        with pytest.raises(RunDirectoryError):
+            evaluate_run(finished, held_out, work=tmp_path / "w")
 
     def test_no_work_folder_in_the_run_directory(self, finished: RunDirectory, gpt2: Path) -> None:
         _, held_out = split_users(finished.config, make_users(90))
