@@ -29,7 +29,7 @@ PAGE = ROOT / "docs" / "quickstart.md"
 HEADING = "\n## Versions\n"
 
 #: Libraries of the table, each with the extra that brings it; "" for the package itself.
-LIBRARIES = {"flwr": "", "transformers": "server", "trl": "training", "peft": "training"}
+LIBRARIES = {"flwr": "", "transformers": "server", "trl": "training", "peft": "server"}
 
 
 #: Versions of Python on which the workflow runs the tests; the oldest of a range is asked for the

@@ -85,7 +85,7 @@ def with_adapters(model: Any, *, name: str, rank: int, alpha: int, seed: int) ->
 
 
 def _peft() -> Any:
-    return import_extra("peft", needed_by="a LoRA adapter", extra="training")
+    return import_extra("peft", needed_by="a LoRA adapter", extra="server")
 
 
 def adapter_digest(folder: Path) -> str:

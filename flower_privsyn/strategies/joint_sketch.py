@@ -263,7 +263,7 @@ class AskedOnce(Method):
                 "address, a GGUF file or an object of one's own cannot be: a bundled name, a "
                 "folder or a hub name, or no generator-steps"
             )
-        import_extra("peft", needed_by=f"generator-steps = {self._steps}", extra="training")
+        import_extra("peft", needed_by=f"generator-steps = {self._steps}", extra="server")
         load_pretrained(located(config.generator), kind="causal", dtype="float32", device="cpu")
 
 
