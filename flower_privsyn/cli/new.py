@@ -44,7 +44,7 @@ def new(
 
     own-data: a file of yours, by private evolution or any other method.
 
-    existing-federation: a Flower app with FedAvg, and the 19 lines that add private synthetic text.
+    existing-federation: a Flower app with FedAvg, and the 18 lines that add a method to it.
 
     flower-datasets: a data set without ids, whose partitions by flwr-datasets play the users.
 
