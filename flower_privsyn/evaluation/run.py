@@ -180,7 +180,7 @@ def evaluate_run(
         run=str(run.path),
         held_out_users=len(held_out),
         held_out_texts=len(samples),
-        learned=_learned(run, synthetic, samples, downstream, settings, work, seed, shown),
+        # First: too few texts are refused before minutes of training.
         texts=compare_texts(
             synthetic,
             samples.texts,
@@ -192,6 +192,7 @@ def evaluate_run(
         )
         if synthetic
         else None,
+        learned=_learned(run, synthetic, samples, downstream, settings, work, seed, shown),
         classification=classify_run(
             run,
             samples,
