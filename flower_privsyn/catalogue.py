@@ -256,9 +256,13 @@ def strategy_named(name: object) -> type[PrivateSumStrategy]:
         except (ImportError, AttributeError, ValueError) as error:
             raise ConfigError(f"strategy {name!r} cannot be imported: {error}") from error
     if not (isinstance(found, type) and issubclass(found, PrivateSumStrategy)):
-        listed = ", ".join(f'"{one}"' for one in known)
         raise ConfigError(
-            f'strategy must be one of {listed}, or "module:Class" of a PrivateSumStrategy, '
+            f'strategy must be {listed_strategies()}, or "module:Class" of a PrivateSumStrategy, '
             f"got {name!r}"
         )
     return found
+
+
+def listed_strategies() -> str:
+    """The names to choose from, in words."""
+    return "one of " + ", ".join(f'"{name}"' for name in entries())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -141,13 +141,7 @@ def compare(
 
 
 def _follow(comparison: Comparison) -> int:
-    """Run what is left of a comparison, and show what it found.
-
-    Returns:
-        0, or the status of a comparison of whose cells some failed.
-    """
-    from flower_privsyn.report.comparison import caption, failures, tables
-
+    """Run what is left of a comparison, and show what it found."""
     plan = comparison.plan
     sys.stderr.write(
         f"Comparing {len(plan.methods)} methods in {len(plan.cells())} cells, "
@@ -155,10 +149,17 @@ def _follow(comparison: Comparison) -> int:
         f"{comparison.folder}\n"
     )
     try:
-        document = comparison.run(say=tell)
+        found = comparison.run(say=tell)
     except (StoppedError, KeyboardInterrupt) as error:
         sys.stderr.write("Continue with the same command; what is finished is kept.\n")
         return complain(str(error) or "interrupted", INTERRUPTED)
+    return _show(comparison, found)
+
+
+def _show(comparison: Comparison, document: dict[str, Any]) -> int:
+    """Show what a comparison found; 0, or the status of one of whose cells some failed."""
+    from flower_privsyn.report.comparison import caption, failures, tables
+
     print(f"[{document['stamp']}]")
     for title, headings, rows in tables(document):
         show_table(rows, headings, title=title)

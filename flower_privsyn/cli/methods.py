@@ -17,6 +17,7 @@ import typer
 
 from flower_privsyn.cli.options import Json
 from flower_privsyn.cli.output import show_json, show_table
+from flower_privsyn.errors import ConfigError
 
 if TYPE_CHECKING:
     from flower_privsyn.checks import Declaration, Settings
@@ -120,10 +121,10 @@ def settings_of(method: str) -> Iterator[tuple[str, str, str, str]]:
     Raises:
         ConfigError: there is no such method.
     """
-    from flower_privsyn.catalogue import entries
-    from flower_privsyn.checks import check_choice
+    from flower_privsyn.catalogue import entries, listed_strategies
 
-    check_choice("the method", method, entries())
+    if method not in entries():
+        raise ConfigError(f"the method must be {listed_strategies()}, got {method!r}")
     config = entries()[method].strategy.config_class
     for name, field in config.declared.items():
         if _is_key(config, name):

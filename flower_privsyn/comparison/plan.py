@@ -13,9 +13,10 @@ from flower_privsyn.catalogue import (
     CatalogueEntry,
     compared,
     entries,
+    listed_strategies,
     strategy_named,
 )
-from flower_privsyn.checks import check_choice, check_whole
+from flower_privsyn.checks import check_whole
 from flower_privsyn.comparison.people import OPENED, People
 from flower_privsyn.data import Chunking
 from flower_privsyn.dry_run import Report, check_plan, check_setup
@@ -184,6 +185,24 @@ class Plan:
         """
         common = _stated(PrivateSumConfig)
         return {**common, **resolve_config(self.app, settings=self._settings_of("", common))}
+
+    def own_settings(self, cell: Cell) -> dict[str, ConfigValue]:
+        """Of a cell's run configuration what is not the app's, nor decided by the comparison.
+
+        Args:
+            cell: of this plan.
+
+        Returns:
+            By their keys; of a setting that names a file or folder the last part of its name.
+        """
+        method = cell.method
+        given = {**self._defaults(method), **self.app.defaults, **self._trained(method)}
+        decided = self._decided(cell, Path())
+        return {
+            key: Path(value).name if isinstance(value, str) and Path(value).exists() else value
+            for key, value in self.values(cell, Path()).items()
+            if key not in decided and value != given.get(key)
+        }
 
     def _defaults(self, method: CatalogueEntry) -> dict[str, ConfigValue]:
         """Every key of a method with its default; of a reference those of what writes or learns."""
@@ -375,8 +394,8 @@ def _method_of(app: App, file: Path) -> CatalogueEntry:
     """The method that a file of settings makes of its strategy."""
     values = resolve_config(app, config_name=f"{file.parent.name}/{file.stem}")
     strategy = values.get("strategy")
-    check_choice(f"{file}: strategy", strategy, entries())
-    entry = entries()[str(strategy)]
+    if (entry := entries().get(str(strategy))) is None:
+        raise ConfigError(f"{file}: strategy must be {listed_strategies()}, got {strategy!r}")
     if entry.kind == "distances":
         raise ConfigError(
             f"{file}: {strategy} writes no text and trains no model, so that there is nothing "

@@ -207,6 +207,7 @@ class Comparison:
             "status": "pending",
             "error": None,
             "settings": without_places(job.values),
+            "own_settings": self.plan.own_settings(cell),
         }
         # Before anything of it is done: whoever continues it must ask for the same.
         files.write_json(job.file, record)
@@ -336,7 +337,10 @@ class Comparison:
             "downstream": self.plan.downstream,
             "delta": self.plan.delta,
             "fixed": self._fixed,
-            "cells": [{key: record[key] for key in record if key != "stamp"} for record in records],
+            "cells": [
+                {key: record[key] for key in record if key not in ("settings", "stamp")}
+                for record in records
+            ],
             "summary": summarise(records, counts),
         }
         files.write_json(self.document_file, document)
