@@ -22,15 +22,17 @@ from flower_privsyn.queries.query import once_per_array
 _PAIRS = 256
 
 
-def pays(num_records: int, num_candidates: int) -> bool:
-    """Whether pruning saves time.
+def pays(num_candidates: int) -> bool:
+    """Whether pruning saves time, however many records there are: it is tried on a public one.
 
-    It does for at least 512 candidates and 2^18 pairs, where PyTorch is loaded already and finds
-    AVX-512-BF16 or AMX-BF16; the bound is proven for these and for their emulation.
+    It does for at least 512 candidates, where PyTorch is loaded already and finds AVX-512-BF16 or
+    AMX-BF16; the bound is proven for these and for their emulation.
     """
-    if num_candidates < 512 or num_records * num_candidates < 2**18 or "torch" not in sys.modules:
+    if num_candidates < 512:
         return False
-    read: Any = getattr(sys.modules["torch"].cpu, "get_capabilities", dict)  # of newer versions
+    # Newer versions of PyTorch say; in a thread that imports it only now it is not all there.
+    cpu = getattr(sys.modules.get("torch"), "cpu", None)
+    read: Any = getattr(cpu, "get_capabilities", dict)
     return any(read().get(flag) for flag in ("avx512_bf16", "amx_bf16"))
 
 

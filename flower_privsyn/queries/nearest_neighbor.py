@@ -60,7 +60,7 @@ def nearest_candidates(records: Float32Array, candidates: Float32Array) -> IntAr
     n, dimension = records.shape
     m = len(candidates)
     right, longest = _right_side(candidates)
-    prunes = pays(n, m)
+    prunes = pays(m)
     nearest = np.empty(n, dtype=np.int64)
     rows = block_rows(m)
     left = np.ones((min(rows, n), dimension + 1), dtype=np.float32)

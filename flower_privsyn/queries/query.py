@@ -344,7 +344,7 @@ class Query(Settings, ABC):
         """Scale rows to norm `clip_norm` at most, then round toward zero to the grid."""
         # Whatever a subclass returns: in float32 neither norms nor the sum of a block are exact.
         # The bundled ones make their rows anew; a second array of a model's size would be slow.
-        own: Callable[..., Float64Array] = np.asarray if self.bundled else np.array
+        own: Callable[..., Float64Array] = np.asarray if _bundled(type(self)) else np.array
         clipped = own(rows, dtype=np.float64)
         clip_rows(clipped, norm=self.clip_norm)
         for left in range(0, clipped.shape[1], COLUMNS):

@@ -39,7 +39,7 @@ def unit(generator: np.random.Generator, n: int, d: int) -> np.ndarray:
 def product(request: pytest.FixtureRequest) -> Iterator[None]:
     """On either way, whatever the size and the processor, on which bfloat16 may be emulated."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nearest_neighbor, "pays", lambda n, m: request.param == "pruned")
+        patch.setattr(nearest_neighbor, "pays", lambda m: request.param == "pruned")
         yield
 
 
@@ -117,9 +117,9 @@ class TestCandidatePruning:
         for dimension, m in [(1, 1), (3, 8), (64, 8), (64, 8), (5, 30)] * 4 + [(40, 600)]:
             records = scattered(generator, (200, dimension), scale)
             candidates = scattered(generator, (m, dimension), scale)
-            monkeypatch.setattr(nearest_neighbor, "pays", lambda n, m: False)
+            monkeypatch.setattr(nearest_neighbor, "pays", lambda m: False)
             expected = nearest_candidates(records, candidates)
-            monkeypatch.setattr(nearest_neighbor, "pays", lambda n, m: True)
+            monkeypatch.setattr(nearest_neighbor, "pays", lambda m: True)
             assert np.array_equal(nearest_candidates(records, candidates), expected)
 
     def test_rules_out_nearly_all_candidates_of_embeddings(self) -> None:
@@ -134,15 +134,15 @@ class TestCandidatePruning:
         self, flag: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {flag: True}, raising=False)
-        assert pays(256, 1024) is (flag != "avx2")
-        assert not pays(8, 1024)
+        assert pays(1024) is (flag != "avx2")
+        assert not pays(256)
         for torch_module in (SimpleNamespace(cpu=SimpleNamespace()), None):  # an old one, and none
             with monkeypatch.context() as patch:
                 if torch_module is None:
                     patch.delitem(sys.modules, "torch")
                 else:
                     patch.setitem(sys.modules, "torch", torch_module)
-                assert not pays(256, 1024)
+                assert not pays(1024)
 
 
 class TestHistogram:
