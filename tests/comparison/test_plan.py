@@ -297,7 +297,7 @@ class TestSettings:
         plan = plan_of(data, settings=[" popri.num-rounds = 3", "max-tokens=32"])
         popri, other = values_of(plan)["popri"], values_of(plan)["pe-sft"]
         assert (popri["num-rounds"], popri["max-tokens"]) == (3, 32)
-        assert (other["num-rounds"], other["max-tokens"]) == (8, 32)
+        assert (other["num-rounds"], other["max-tokens"]) == (4, 32)
 
     def test_a_generator_that_is_trained_is_not_the_downstream_model(self, data: str) -> None:
         both = {"methods": ["ctcl", "dp-ftrl"], "downstream": "privsyn-lstm"}
