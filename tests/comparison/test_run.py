@@ -300,7 +300,7 @@ class TestFolder:
         # As it is while the cell is running, too: nothing has been written of it since.
         assert cells(out)["popri"]["status"] == "running"
         changed = Comparison(self.plan(methods=["popri"], settings=["popri.num-rounds=2"]), out)
-        with pytest.raises(ConfigError, match="was run with num-rounds = 8, and 2 is asked for"):
+        with pytest.raises(ConfigError, match="was run with num-rounds = 4, and 2 is asked for"):
             changed.run(**QUIET)
 
         monkeypatch.setattr(Comparison, "_outcome", lambda *_, **__: {"quality": QUALITY})
