@@ -198,13 +198,14 @@ def write_new(path: Path, text: str, *, for_the_owner: bool = False) -> None:
     Raises:
         ConfigError: there is one already, or it cannot be written.
     """
+    folders, mode = (0o700, 0o600) if for_the_owner else (0o777, 0o666)
     with os_errors_as(ConfigError, f"{path} cannot be written"):
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700 if for_the_owner else 0o777)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=folders)
         try:
-            path.touch(mode=0o600 if for_the_owner else 0o666, exist_ok=False)
+            with open(path, "x", encoding="utf-8", opener=partial(os.open, mode=mode)) as file:
+                file.write(text)
         except FileExistsError:
             raise ConfigError(f"{path} exists and is left as it is.") from None
-        path.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, value: Mapping[str, Any], *, for_the_owner: bool = False) -> None:

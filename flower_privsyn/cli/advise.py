@@ -52,7 +52,6 @@ def advise(
     nobody. Nothing is interpolated, and another model or public text may change the order: `privsyn
     compare` says it of your own. The figures were computed from private text without noise.
     """
-    from flower_privsyn.catalogue import compared
     from flower_privsyn.checks import check_number, check_whole
 
     check_whole("--users", users, ge=2, le=_EVERYBODY)
@@ -70,9 +69,9 @@ def advise(
         f"Nearest measured: {here['data']}, {here['users']:,} users, epsilon {here['epsilon']:g}, "
         f"delta {here['delta']:.2g}:"
     )
-    shown = {compared()[row["method"]].title: row for row in here["methods"][:_SHOWN]}
-    for title, row in shown.items():
-        print(f"  {title:<{max(map(len, shown))}}  {_figures(row)}")
+    width = max(len(row["title"]) for row in here["methods"][:_SHOWN])
+    for row in here["methods"][:_SHOWN]:
+        print(f"  {row['title']:<{width}}  {_figures(row)}")
     if others := len(here["methods"][_SHOWN:]) + sum(len(one["methods"]) for one in places[1:]):
         print(f"{others} more, also elsewhere, by --json.")
     return 0

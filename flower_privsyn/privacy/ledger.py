@@ -106,20 +106,18 @@ class LedgerFile:
         unnamed = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
         with os_errors_as(LedgerError, f"{path} cannot be written"):
             descriptor = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
-        file = cls(path, descriptor)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            file.append(header)
-            os.link(unnamed, path)
-            sync_folder(path.parent)  # a new name survives a power cut
-        except BaseException as error:
-            file.close()
-            if isinstance(error, OSError):
-                raise unwritable(path, error) from error
-            raise
-        finally:
-            with contextlib.suppress(OSError):
-                unnamed.unlink()
+            file = cls(path, descriptor)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                file.append(header)
+                os.link(unnamed, path)
+                sync_folder(path.parent)  # a new name survives a power cut
+            except BaseException:
+                file.close()
+                raise
+            finally:
+                with contextlib.suppress(OSError):
+                    unnamed.unlink()
         return file
 
     @classmethod
@@ -168,18 +166,19 @@ class LedgerFile:
         except (TypeError, ValueError) as error:
             raise LedgerError(f"A ledger line cannot be written as JSON: {error}.") from error
         data, size = self._newline + raw + b"\n", self._size - len(self._newline)
-        try:
-            os.ftruncate(self._descriptor, size)  # of what a torn write left
-            written = 0
-            while written < len(data):
-                written += os.write(self._descriptor, data[written:])
-            os.fsync(self._descriptor)
-        except OSError as error:
-            # Half a line must not be followed by another one.
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._descriptor, size)
-            self.close()
-            raise unwritable(self.path, error) from error
+        with os_errors_as(LedgerError, f"{self.path} cannot be written"):
+            try:
+                os.ftruncate(self._descriptor, size)  # of what a torn write left
+                written = 0
+                while written < len(data):
+                    written += os.write(self._descriptor, data[written:])
+                os.fsync(self._descriptor)
+            except OSError:
+                # Half a line must not be followed by another one.
+                with contextlib.suppress(OSError):
+                    os.ftruncate(self._descriptor, size)
+                self.close()
+                raise
         parsed: dict[str, Any] = json.loads(raw)
         self._newline = b""
         self._take(parsed, raw)
@@ -259,11 +258,6 @@ def stated_costs(lines: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 def damaged(path: Path, number: int, what: str) -> LedgerError:
     """The error that names a line of a ledger."""
     return LedgerError(f"{path} line {number} is damaged: {what}.")
-
-
-def unwritable(path: Path, error: OSError) -> LedgerError:
-    """The error of a file that the operating system refuses."""
-    return LedgerError(f"{path} cannot be written: {error.strerror or error}.")
 
 
 # The accountants and the calibration are deterministic; the room is for other platforms.

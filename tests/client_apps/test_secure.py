@@ -368,6 +368,7 @@ class TestStore:
             probe().start(owners())
         assert "writable by nobody else" in caplog.text
         assert "mode 0770." in caplog.text
+        assert "(PRIVSYN_NODE_STATE names another)" in caplog.text
 
     def test_a_key_is_for_its_owners_eyes(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
