@@ -161,6 +161,15 @@ def clip_rows(rows: NDArray[np.float64], *, norm: float) -> None:
     Raises:
         ConfigError: ``rows`` is no matrix of float64 or ``norm`` is out of range.
     """
+    rows *= clip_factors(rows, norm=norm)
+
+
+def clip_factors(rows: NDArray[np.float64], *, norm: float) -> NDArray[np.float64]:
+    """What `clip_rows` multiplies each row by, between 0 and 1; (k, 1).
+
+    Rows that are not finite, or whose squares are not, are changed in place first: no factor
+    would do for them.
+    """
     norm = check_number("norm", norm, ge=1e-30, le=1e30)
     if rows.ndim != 2 or rows.dtype != np.float64:
         raise ConfigError(
@@ -184,7 +193,7 @@ def clip_rows(rows: NDArray[np.float64], *, norm: float) -> None:
     margin = 1.0 - slack - 2.0**-50
     scale = np.ones_like(squared)
     np.divide(margin * norm, np.sqrt(squared), out=scale, where=over)
-    rows *= scale[:, None]
+    return scale[:, None]
 
 
 def _tamed(rows: NDArray[Any], norm: float) -> NDArray[Any]:

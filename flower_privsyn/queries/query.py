@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from flower_privsyn.checks import Settings
-from flower_privsyn.privacy import clip_rows, skipping
-from flower_privsyn.privacy.mechanisms import COLUMNS, GRID
+from flower_privsyn.privacy import skipping
+from flower_privsyn.privacy.mechanisms import COLUMNS, GRID, STEPS, clip_factors
 from flower_privsyn.queries.arrays import (
     Broadcast,
     Float32Array,
@@ -346,10 +346,11 @@ class Query(Settings, ABC):
         # The bundled ones make their rows anew; a second array of a model's size would be slow.
         own: Callable[..., Float64Array] = np.asarray if _bundled(type(self)) else np.array
         clipped = own(rows, dtype=np.float64)
-        clip_rows(clipped, norm=self.clip_norm)
+        # Scaled and rounded while in cache. STEPS is a power of two: no bit differs.
+        factors = clip_factors(clipped, norm=self.clip_norm) * STEPS
         for left in range(0, clipped.shape[1], COLUMNS):
             part = clipped[:, left : left + COLUMNS]
-            part /= GRID
+            part *= factors
             np.trunc(part, out=part)
             part *= GRID
         return clipped
