@@ -282,8 +282,10 @@ class LocalModel:
             return None
         self._begin_anew()
         order = np.random.default_rng(seed)
+        # For CUDA's sake torch.manual_seed notes the source lines of all its callers.
+        generator: Any = torch.default_generator if self._device.type == "cpu" else torch
         with self._generators_kept():
-            torch.manual_seed(int(order.spawn(1)[0].integers(2**63)))
+            generator.manual_seed(int(order.spawn(1)[0].integers(2**63)))
             self._train(usable, order, learning_rate, epochs, batch_size, max_steps)
         before, after = self._start.cpu().numpy(), self._weights.cpu().numpy()
         moved: npt.NDArray[np.float32] = np.subtract(after, before, out=into)
