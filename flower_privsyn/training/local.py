@@ -112,6 +112,9 @@ class LocalModel:
         self._begin: list[int] = [] if begin is None else [int(begin)]
         self._end: list[int] = [] if end is None else [int(end)]
         self._positions = context_of(self._model)
+        # glibc keeps free memory up to twice the largest block that it got back (32 MiB at most).
+        # Beyond that every step would have its pages taken away and brought anew.
+        torch.empty(2**25 - 2**16, dtype=torch.uint8)
 
     @functools.cached_property
     def fingerprint(self) -> str:
