@@ -54,8 +54,8 @@ class EvolutionConfig(ExpandingSettings, PrivateSumConfig):
     """Seeds: "bundled", or a JSONL file with `text` and no person's data; also a folder or a data
     set by name (docs/own_data.md). Of prose whole sentences are taken.
     """
-    variation: str = "style"
-    """How texts are varied: by `generator`, which is asked for it: "style", "paraphrase",
+    variation: str = "paraphrase"
+    """How texts are varied: by `generator`, which is asked for it: "paraphrase", "style",
     "fill-blanks", or a JSON file (Aug-PE); or "mask-fill", by `variation_model` (PrE-Text).
     """
     variation_model: str = "privsyn-mlm"
