@@ -563,9 +563,7 @@ class PrivateSumStrategy(Strategy):
             seconds_server=files.seconds() - answered,
         )
         rounds.tell()
-        charged = number in started.ledger.rounds_charged
-        cost = "they are charged" if charged else "they cost nothing"
-        self._end_where_nobody_answers(f"{cost}; {self._go_on}")
+        self._end_where_nobody_answers(number)
         return self._arrays(rounds), _numbers_of(metrics)
 
     def configure_evaluate(
@@ -659,7 +657,7 @@ class PrivateSumStrategy(Strategy):
             logger.warning("round %d is released without some nodes%s", spec.round, told)
         started.missing = told
 
-    def _end_where_nobody_answers(self, consequence: str) -> None:
+    def _end_where_nobody_answers(self, number: int) -> None:
         """End the run when two rounds in a row were lost: those to come would probably be as well.
 
         Formal guarantee:
@@ -672,15 +670,19 @@ class PrivateSumStrategy(Strategy):
             reason can the end of a run tell of it.
 
         Args:
-            consequence: what the last round cost, and how to go on.
+            number: of the last round.
 
         Raises:
             FederationError: the sentence that says so.
         """
-        lost = need(self._started).lost
-        if len(lost) > 1:
-            reasons = "; ".join(dict.fromkeys(lost))
-            raise FederationError(f"two rounds in a row were lost: {reasons}; {consequence}")
+        started = need(self._started)
+        if len(started.lost) > 1:
+            reasons = "; ".join(dict.fromkeys(started.lost))
+            charged = number in started.ledger.rounds_charged
+            cost = "they are charged" if charged else "they cost nothing"
+            raise FederationError(
+                f"two rounds in a row were lost: {reasons}; {cost}; {self._go_on}"
+            )
 
     def _open_noise(self, number: int, correlation: Correlation | None) -> None:
         """Begin the stream of a phase's correlated noise, or go on with it."""
