@@ -25,10 +25,9 @@ from flower_privsyn.privacy.calibrated import calibrated
 from flower_privsyn.progress import Progress
 from flower_privsyn.report.numbers import bytes_text
 from flower_privsyn.run import RunDirectory
-from flower_privsyn.run.federation import set_up, source_of
+from flower_privsyn.run.federation import Sources, set_up, source_of
 from flower_privsyn.run.method import Method
 from flower_privsyn.run.plan import NoiseAgainstUsers, plan_of
-from flower_privsyn.run.question import RecordSource
 from flower_privsyn.run.settings import PrivateSumConfig
 from flower_privsyn.run.strategy import ask_of, broadcast_of, shown, traffic_of
 from flower_privsyn.run.trackers import require_tracker
@@ -190,7 +189,7 @@ def traffic_of_rounds(
     method: Method,
     settings: PrivateSumConfig,
     plan: Plan,
-    sources: Sequence[RecordSource],
+    sources: Sources,
     *,
     scratch: Path,
 ) -> list[Traffic]:
@@ -219,7 +218,7 @@ def traffic_of_rounds(
                 settings,
                 plan,
                 number=number,
-                source=source_of(sources, question.query, settings),
+                data=source_of(sources, question.query)[0],
                 secure=settings.secure_terms(settings.num_nodes),
             )
             counted[alike] = traffic_of(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from flwr.app import Message
@@ -158,6 +158,10 @@ def _key(random: RandomSource) -> bytes:
     return random.uint64(4).tobytes()
 
 
+#: What makes the records of each kind, at the server, by how the nodes make them.
+Sources: TypeAlias = Mapping[wire.DataRequest, RecordSource]
+
+
 def data_request(settings: PrivateSumConfig, source: RecordSource) -> wire.DataRequest:
     """How the nodes make their records, the same in every round."""
     return wire.DataRequest(
@@ -176,15 +180,13 @@ def data_request(settings: PrivateSumConfig, source: RecordSource) -> wire.DataR
     )
 
 
-def source_of(
-    sources: Iterable[RecordSource], query: Query, settings: PrivateSumConfig
-) -> RecordSource:
-    """What makes the records that a question is about.
+def source_of(sources: Sources, query: Query) -> tuple[wire.DataRequest, RecordSource]:
+    """What makes the records that a question is about: at the nodes, and at the server.
 
     Raises:
         RuntimeError: none of them does.
     """
-    found = next((one for one in sources if data_request(settings, one).suits(query)), None)
+    found = next((one for one in sources.items() if one[0].suits(query)), None)
     if found is None:
         raise RuntimeError(f"the method prepared no records for {query.name}")
     return found
@@ -192,7 +194,7 @@ def source_of(
 
 def set_up(
     method: Method, settings: PrivateSumConfig, run: RunDirectory, *, progress: Progress
-) -> tuple[RecordSource, ...]:
+) -> Sources:
     """Load and check all that a method needs at the server, for a run as for `privsyn check`.
 
     Args:
@@ -206,7 +208,8 @@ def set_up(
             of any budget.
     """
     provenance.refuse(settings.to_dict())
-    return method.setup(RunContext(run=run, progress=progress, released=Releases(run).of))
+    found = method.setup(RunContext(run=run, progress=progress, released=Releases(run).of))
+    return {data_request(settings, source): source for source in found}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,13 +219,15 @@ class Federation:
     Attributes:
         roster: who can be asked.
         settled: phases and their noise.
+        required: by phase, users whose answers a round needs to be released.
         sources: what makes records, one for each kind.
         terms: of secure aggregation; None without it.
     """
 
     roster: Roster
     settled: Plan
-    sources: tuple[RecordSource, ...]
+    required: Mapping[str, int]
+    sources: Sources
     terms: Terms | None = None
 
 
@@ -288,8 +293,8 @@ class Preparation:
         if settled is None:
             settled = self._settled(population=roster.total)
         settled = settled.for_population(roster.total)
-        for phase in settled.phases:
-            settings.required_users(phase.sampling)  # refuses more than there will be
+        # Refuses more than there will be.
+        required = {phase.name: settings.required_users(phase.sampling) for phase in settled.phases}
         logger.info(
             "%d users on %d nodes; noise multiplier %s",
             roster.total,
@@ -313,11 +318,13 @@ class Preparation:
                 logger.warning("%s", found.sentence)
             else:
                 progress.note(found.sentence)
-        return Federation(roster=roster, settled=settled, sources=sources, terms=terms)
+        return Federation(
+            roster=roster, settled=settled, required=required, sources=sources, terms=terms
+        )
 
     def _registered(
         self,
-        sources: tuple[RecordSource, ...],
+        sources: Sources,
         announcement: Announcement,
         *,
         spent: str,
@@ -326,7 +333,7 @@ class Preparation:
         """Wait for the planned nodes, have them prepare, and return the public roster.
 
         Args:
-            sources: what makes records at the server, one for each kind.
+            sources: what makes records, one for each kind.
             announcement: what the run may still ask.
             spent: words for what a run has cost that stops now.
             resume: whether it goes on, and keeps its settings.
@@ -341,8 +348,8 @@ class Preparation:
         often = f" for {times} kinds of questions" if times > 1 else ""
         progress = self.run.progress()
         with progress.stage(f"Nodes read their text{often}", len(nodes) * times) as stage:
-            for source in sources:
-                ready = self._ask_to_prepare(list(roster), source, announcement, problems, stage)
+            for kind in sources.items():
+                ready = self._ask_to_prepare(list(roster), kind, announcement, problems, stage)
                 # Whoever cannot make one kind of records takes no part in the others, either.
                 alike = {
                     node: users for node, users in ready.items() if roster[node] in (-1, users)
@@ -384,13 +391,13 @@ class Preparation:
     def _ask_to_prepare(
         self,
         nodes: list[int],
-        source: RecordSource,
+        kind: tuple[wire.DataRequest, RecordSource],
         announcement: Announcement,
         problems: Counter[str],
         stage: Stage,
     ) -> dict[int, int]:
         """Users of the nodes that have made one kind of records; why the others have not."""
-        request = data_request(self.settings, source)
+        request, source = kind
         messages = (
             Message(
                 wire.pack_prepare(request, plan=announcement),

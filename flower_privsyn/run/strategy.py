@@ -45,7 +45,7 @@ from flower_privsyn.run import RunDirectory, how_to_resume
 from flower_privsyn.run.aggregation import AskedRound, Central, Secure, answered_by
 from flower_privsyn.run.changes import changes_of_run, recorded
 from flower_privsyn.run.directory import place_of_run
-from flower_privsyn.run.federation import Federation, Preparation, Roster, data_request, source_of
+from flower_privsyn.run.federation import Federation, Preparation, Roster, source_of
 from flower_privsyn.run.method import Method, RunContext
 from flower_privsyn.run.question import Question, RecordSource, ReleasedSum, State, need
 from flower_privsyn.run.rounds import KeptRounds, Releases, last_state
@@ -116,7 +116,7 @@ def ask_of(
     plan: Plan,
     *,
     number: int,
-    source: RecordSource,
+    data: wire.DataRequest,
     secure: Terms | None = None,
 ) -> wire.Ask:
     """What a round asks, as a node that answers for all of its users gets it.
@@ -126,7 +126,7 @@ def ask_of(
         settings: of the run.
         plan: settled.
         number: of the round, 1-based.
-        source: what makes the records.
+        data: how the nodes make the records.
         secure: the terms of secure aggregation; None without it.
     """
     phase = plan.at(number)
@@ -146,7 +146,7 @@ def ask_of(
         ),
         query=question.query,
         broadcast=question.broadcast,
-        data=data_request(settings, source),
+        data=data,
         sampling_key=bytes(32),
         num_rounds=settings.num_rounds,
         secure=secure,
@@ -489,7 +489,7 @@ class PrivateSumStrategy(Strategy):
         question = replace(need(started.rounds.question), broadcast=wire.read_broadcast(arrays))
         phase = self.plan.at(number)
         roster = started.federation.roster
-        source = source_of(started.federation.sources, question.query, self.config)
+        data, source = source_of(started.federation.sources, question.query)
         refuse_unfit(question, number, phase=phase, source=source, roster=roster)
         always = roster.always_asked(
             phase.sampling,
@@ -502,7 +502,7 @@ class PrivateSumStrategy(Strategy):
             self.config,
             started.federation.settled,
             number=number,
-            source=source,
+            data=data,
             secure=started.federation.terms,
         )
         recipients = roster.recipients(ask, always=always, random=self._random)
@@ -596,7 +596,7 @@ class PrivateSumStrategy(Strategy):
         started, spec = need(self._started), asked.spec
         collected = started.aggregation.collect(replies, asked=asked)
         counts, num_users = collected.counts, collected.num_users
-        required = self.config.required_users(spec.sampling)
+        required = started.federation.required[self.plan.at(spec.round).name]
         reason = collected.lost
         if not reason and num_users < required:
             reason = (

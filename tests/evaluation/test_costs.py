@@ -24,6 +24,7 @@ from flower_privsyn.privacy.randomness import InsecureRandom
 from flower_privsyn.queries import NearestNeighborHistogram
 from flower_privsyn.report.summary import run_costs
 from flower_privsyn.run import RunDirectory
+from flower_privsyn.run.federation import data_request
 from flower_privsyn.run.plan import plan_of
 from flower_privsyn.run.question import RecordSource
 from flower_privsyn.strategies import POPri, POPriConfig, PrivateEvolution, PrivateEvolutionConfig
@@ -157,7 +158,8 @@ def test_as_many_numbers_as_the_papers_print(
     """PrE-Text table 6 and POPri table 2, by what `check` counts."""
     method = strategy(config, embedder=HashEmbedder(MINILM_DIMENSION)).method
     plan = calibrated(plan_of(method, config, population=1000), epsilon=config.epsilon)
-    sources = (RecordSource(fingerprint="", dimension=MINILM_DIMENSION),)
+    source = RecordSource(fingerprint="", dimension=MINILM_DIMENSION)
+    sources = {data_request(config, source): source}
     (planned,) = traffic_of_rounds(
         method, config, plan.for_population(1000), sources, scratch=tmp_path
     )
