@@ -26,7 +26,8 @@ import inspect
 import math
 import textwrap
 import typing
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import MISSING, dataclass
 from enum import Enum
 from functools import cache, cached_property
@@ -69,6 +70,21 @@ def wrong_value(key: str, allowed: str, value: object) -> ConfigError:
         value: what stood there.
     """
     return ConfigError(f"{key} must be {allowed}, got {value!r}")
+
+
+@contextmanager
+def raised_as(kind: type[Exception], *caught: type[Exception], prefix: str = "") -> Iterator[None]:
+    """Raise a refusal of this block as an error of another kind, in its own words.
+
+    Args:
+        kind: of error.
+        caught: the kinds that are raised so; any other stays what it is.
+        prefix: what the sentence begins with.
+    """
+    try:
+        yield
+    except caught as error:
+        raise kind(f"{prefix}{error}") from None
 
 
 # ---- arguments of functions

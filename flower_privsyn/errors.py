@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 
 class PrivsynError(Exception):
     """Base class: the message is a sentence for the person who typed the command."""
@@ -60,18 +57,3 @@ class StoppedError(PrivsynError):
 
 class ProtocolError(PrivsynError):
     """A message of secure aggregation is not what an honest party sends, or too few came."""
-
-
-@contextmanager
-def raised_as(kind: type[Exception], *caught: type[Exception], prefix: str = "") -> Iterator[None]:
-    """Raise an error of this block as one of another kind, in its own words.
-
-    Args:
-        kind: of error.
-        caught: the kinds that are raised so; any other stays what it is.
-        prefix: what the sentence begins with.
-    """
-    try:
-        yield
-    except caught as error:
-        raise kind(f"{prefix}{error}") from None

@@ -16,10 +16,11 @@ from typing import Any, Literal
 
 from flwr.app import Context
 
+from flower_privsyn.checks import raised_as
 from flower_privsyn.client_apps.account import Charge, NodeLedger, planned_release, run_name, within
 from flower_privsyn.client_apps.policy import DEFAULTS, NodePolicy
 from flower_privsyn.environment import NODE_POLICY
-from flower_privsyn.errors import ConfigError, NotAllowedError, raised_as
+from flower_privsyn.errors import ConfigError, NotAllowedError
 from flower_privsyn.files import expanded, located, sha256_of, user_path
 from flower_privsyn.messages import wire
 from flower_privsyn.models import BUNDLED_MODELS

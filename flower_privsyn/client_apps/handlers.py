@@ -25,6 +25,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from flower_privsyn import environment
+from flower_privsyn.checks import raised_as
 from flower_privsyn.client_apps.guard import charge_of, guard_of, in_simulation
 from flower_privsyn.client_apps.known import known_queries
 from flower_privsyn.client_apps.node_users import (
@@ -47,7 +48,6 @@ from flower_privsyn.errors import (
     NotAllowedError,
     PrivsynError,
     ProtocolError,
-    raised_as,
 )
 from flower_privsyn.files import own_folder, user_path
 from flower_privsyn.messages import secure as secure_wire

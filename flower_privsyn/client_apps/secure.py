@@ -25,9 +25,10 @@ from zlib import crc32
 import numpy as np
 from flwr.app import Context, Message
 
+from flower_privsyn.checks import raised_as
 from flower_privsyn.client_apps.guard import NodeGuard, guard_of, in_simulation
 from flower_privsyn.environment import NODE_STATE
-from flower_privsyn.errors import ConfigError, NotAllowedError, ProtocolError, raised_as
+from flower_privsyn.errors import ConfigError, NotAllowedError, ProtocolError
 from flower_privsyn.files import (
     expanded,
     leftovers,

@@ -21,10 +21,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from flower_privsyn.checks import raised_as
 from flower_privsyn.client_apps.handlers import create_client_app
 from flower_privsyn.client_apps.records import EmbeddingSource, note_left_out
 from flower_privsyn.data import Samples
-from flower_privsyn.errors import raised_as
 from flower_privsyn.files import located
 from flower_privsyn.messages import wire
 from flower_privsyn.models import BUNDLED_MODELS

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from flower_privsyn.checks import raised_as
 from flower_privsyn.data import data_sets, read
 from flower_privsyn.data.columns import Cells, Columns
 from flower_privsyn.data.users import Gathered, Users
-from flower_privsyn.errors import ConfigError, DataError, raised_as
+from flower_privsyn.errors import ConfigError, DataError
 from flower_privsyn.files import expanded, located
 
 #: 600 speakers, of public records, who come with the package.

@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Gt, Le
 
-from flower_privsyn.checks import PositiveFloat
-from flower_privsyn.errors import ConfigError, raised_as
+from flower_privsyn.checks import PositiveFloat, raised_as
+from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located, user_path
 from flower_privsyn.generation.backends import TextGenerator, WritingSettings
 from flower_privsyn.generation.expand import Expand

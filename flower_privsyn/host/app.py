@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flower_privsyn.errors import ConfigError, raised_as
+from flower_privsyn.checks import raised_as
+from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import expanded, read_toml
 from flower_privsyn.run_config import SETTINGS, unfolded
 

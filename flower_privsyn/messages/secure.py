@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
-from flower_privsyn.errors import ProtocolError, raised_as
+from flower_privsyn.checks import raised_as
+from flower_privsyn.errors import ProtocolError
 from flower_privsyn.messages import wire
 from flower_privsyn.secure_aggregation import codec
 from flower_privsyn.secure_aggregation.keys import SEAL_BYTES, Signature, digest

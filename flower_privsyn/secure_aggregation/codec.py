@@ -12,7 +12,8 @@ from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
-from flower_privsyn.errors import ConfigError, ProtocolError, raised_as
+from flower_privsyn.checks import raised_as
+from flower_privsyn.errors import ConfigError, ProtocolError
 from flower_privsyn.secure_aggregation.keys import whole
 
 T = TypeVar("T")

@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from flower_privsyn.checks import check_whole
-from flower_privsyn.errors import ConfigError, ProtocolError, raised_as
+from flower_privsyn.checks import check_whole, raised_as
+from flower_privsyn.errors import ConfigError, ProtocolError
 from flower_privsyn.secure_aggregation.codec import packed, read
 from flower_privsyn.secure_aggregation.keys import (
     Agreement,
