@@ -32,7 +32,7 @@ from flower_privsyn.host.app import (
     strategy_of_app,
     written_settings,
 )
-from flower_privsyn.run.question import need
+from flower_privsyn.run.method import need
 from flower_privsyn.run.settings import CLIENT_KEYS, PrivateSumConfig, unknown_keys
 from flower_privsyn.run_config import unfolded
 from flower_privsyn.training.causal import CausalTraining

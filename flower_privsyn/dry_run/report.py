@@ -9,7 +9,7 @@ from typing import Any
 
 from flower_privsyn.errors import PrivsynError
 from flower_privsyn.evaluation.result import STAMP
-from flower_privsyn.run.question import Diagnostic, Level
+from flower_privsyn.run.method import Diagnostic, Level
 
 
 @dataclass

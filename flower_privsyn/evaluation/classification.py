@@ -22,7 +22,7 @@ from flower_privsyn.files import read_json_lines
 from flower_privsyn.progress import Progress
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.directory import round_texts
-from flower_privsyn.run.question import need
+from flower_privsyn.run.method import need
 
 IntArray = npt.NDArray[np.int64]
 

@@ -19,7 +19,7 @@ from flower_privsyn.messages import wire
 from flower_privsyn.messages.window import WindowedGrid
 from flower_privsyn.privacy import ReleaseSpec
 from flower_privsyn.queries import Query
-from flower_privsyn.run.question import ReleasedSum, need
+from flower_privsyn.run.method import ReleasedSum, need
 from flower_privsyn.secure_aggregation.node import Sealed, Unmasking
 from flower_privsyn.secure_aggregation.roster import KeyCard, Roster, Session
 from flower_privsyn.secure_aggregation.server import ServerRound

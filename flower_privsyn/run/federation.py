@@ -24,9 +24,8 @@ from flower_privsyn.queries import Query
 from flower_privsyn.run import RunDirectory, how_to_resume
 from flower_privsyn.run.aggregation import first_replies
 from flower_privsyn.run.changes import changes_of_run, may_leave_out_nodes, record_changes
-from flower_privsyn.run.method import Method, RunContext
+from flower_privsyn.run.method import Method, RecordSource, RunContext
 from flower_privsyn.run.plan import announcement, check_noise, plan_of, refuse_unfit_noise
-from flower_privsyn.run.question import RecordSource
 from flower_privsyn.run.rounds import (
     Releases,
     all_asked,

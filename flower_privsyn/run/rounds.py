@@ -20,8 +20,7 @@ from flower_privsyn.files import replacing
 from flower_privsyn.privacy import Plan, PrivacyLedger, Sampling
 from flower_privsyn.run import RunDirectory, how_to_resume
 from flower_privsyn.run.directory import RoundFiles
-from flower_privsyn.run.method import Method
-from flower_privsyn.run.question import Question, ReleasedSum, State, need
+from flower_privsyn.run.method import Method, Question, ReleasedSum, State, need
 from flower_privsyn.run.run_format import STOPPED
 from flower_privsyn.run.trackers import Following
 

@@ -46,8 +46,15 @@ from flower_privsyn.run.aggregation import AskedRound, Central, Secure, answered
 from flower_privsyn.run.changes import changes_of_run, recorded
 from flower_privsyn.run.directory import place_of_run
 from flower_privsyn.run.federation import Federation, Preparation, Roster, source_of
-from flower_privsyn.run.method import Method, RunContext
-from flower_privsyn.run.question import Question, RecordSource, ReleasedSum, State, need
+from flower_privsyn.run.method import (
+    Method,
+    Question,
+    RecordSource,
+    ReleasedSum,
+    RunContext,
+    State,
+    need,
+)
 from flower_privsyn.run.rounds import KeptRounds, Releases, last_state
 from flower_privsyn.run.settings import PrivateSumConfig
 from flower_privsyn.run.trackers import Following, Tracker

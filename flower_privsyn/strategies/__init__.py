@@ -4,8 +4,14 @@ May import `run`, `report`, `evaluation` and what these import; no client. The p
 share have a name with an underscore.
 """
 
-from flower_privsyn.run.method import Method, RunContext
-from flower_privsyn.run.question import Question, RecordSource, ReleasedSum, State
+from flower_privsyn.run.method import (
+    Method,
+    Question,
+    RecordSource,
+    ReleasedSum,
+    RunContext,
+    State,
+)
 from flower_privsyn.run.settings import PrivateSumConfig
 from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies.aug_pe import AugPE, AugPEConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from flower_privsyn.files import located
-from flower_privsyn.run.question import RecordSource
+from flower_privsyn.run.method import RecordSource
 from flower_privsyn.run.settings import PrivateSumConfig
 
 if TYPE_CHECKING:

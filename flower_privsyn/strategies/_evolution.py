@@ -22,8 +22,15 @@ from flower_privsyn.generation.generators import ExpandingSettings
 from flower_privsyn.queries import NearestNeighborHistogram, Query
 from flower_privsyn.queries.nearest_neighbor import VoteClip
 from flower_privsyn.run.directory import RoundFiles
-from flower_privsyn.run.method import Method, RunContext
-from flower_privsyn.run.question import Question, RecordSource, ReleasedSum, State, need
+from flower_privsyn.run.method import (
+    Method,
+    Question,
+    RecordSource,
+    ReleasedSum,
+    RunContext,
+    State,
+    need,
+)
 from flower_privsyn.run.settings import PrivateSumConfig
 from flower_privsyn.strategies._embedder import embedder_of, embeddings_by
 from flower_privsyn.strategies._population import IntArray, Population

@@ -18,7 +18,7 @@ from flower_privsyn.files import replacing
 from flower_privsyn.generation.streams import derive_seed
 from flower_privsyn.queries import Moments
 from flower_privsyn.queries.moments import clipped_points, symmetric
-from flower_privsyn.run.question import SumOfUsers, added_up
+from flower_privsyn.run.method import SumOfUsers, added_up
 from flower_privsyn.run.settings import PrivateSumConfig
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy import Phase, Plan
 from flower_privsyn.privacy.factorisation import Memory
 from flower_privsyn.queries import ModelDelta
+from flower_privsyn.run.method import Diagnostic
 from flower_privsyn.run.plan import NoiseAgainstUsers
-from flower_privsyn.run.question import Diagnostic
 from flower_privsyn.run.settings import PrivateSumConfig
 
 if TYPE_CHECKING:

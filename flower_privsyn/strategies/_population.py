@@ -13,7 +13,7 @@ import numpy.typing as npt
 from flower_privsyn.files import replacing
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.directory import round_texts
-from flower_privsyn.run.question import State
+from flower_privsyn.run.method import State
 
 IntArray = npt.NDArray[np.int64]
 

@@ -24,7 +24,7 @@ from flower_privsyn.generation.expand import flattened, unusable
 from flower_privsyn.generation.generators import GeneratorSettings
 from flower_privsyn.generation.prompts import NUM_EXAMPLES
 from flower_privsyn.generation.streams import derive_seed
-from flower_privsyn.run.question import State
+from flower_privsyn.run.method import State
 from flower_privsyn.run.settings import PrivateSumConfig
 from flower_privsyn.strategies._population import Population
 

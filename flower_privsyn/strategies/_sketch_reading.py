@@ -14,7 +14,7 @@ import numpy.typing as npt
 from flower_privsyn.queries import Broadcast, Cohort, JointSketch
 from flower_privsyn.queries.joint_sketch import Block, ItemMoments
 from flower_privsyn.report.sketch_file import write_sketch
-from flower_privsyn.run.question import SumOfUsers, added_up
+from flower_privsyn.run.method import SumOfUsers, added_up
 
 if TYPE_CHECKING:
     from flower_privsyn.models.bias import LogitBias

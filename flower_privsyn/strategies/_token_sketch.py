@@ -15,8 +15,7 @@ from flower_privsyn.checks import IN_PYTHON, OrZero
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located, replacing
 from flower_privsyn.queries import JointSketch as JointSketchQuery
-from flower_privsyn.run.method import RunContext
-from flower_privsyn.run.question import Question, RecordSource, SumOfUsers
+from flower_privsyn.run.method import Question, RecordSource, RunContext, SumOfUsers
 from flower_privsyn.strategies._sketch_reading import TokenSketch
 from flower_privsyn.strategies._student import StudentConfig
 

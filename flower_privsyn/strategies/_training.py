@@ -26,8 +26,16 @@ from flower_privsyn.privacy import Plan
 from flower_privsyn.queries import Broadcast, ModelDelta, Query
 from flower_privsyn.queries.model_delta import ClipNorm, LearningRate
 from flower_privsyn.run.directory import TRAINED_MODEL, RoundFiles
-from flower_privsyn.run.method import Method, RunContext
-from flower_privsyn.run.question import Diagnostic, Question, RecordSource, ReleasedSum, State, need
+from flower_privsyn.run.method import (
+    Diagnostic,
+    Method,
+    Question,
+    RecordSource,
+    ReleasedSum,
+    RunContext,
+    State,
+    need,
+)
 from flower_privsyn.run.settings import PrivateSumConfig
 from flower_privsyn.strategies._noise_alone import NoiseAlone
 

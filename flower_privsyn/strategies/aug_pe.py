@@ -30,7 +30,7 @@ from flower_privsyn.checks import NonNegativeFloat, PositiveInt
 from flower_privsyn.data.chunking import class_names
 from flower_privsyn.errors import ConfigError, GenerationError
 from flower_privsyn.queries import LabelledHistogram, NearestNeighborHistogram
-from flower_privsyn.run.question import Question, ReleasedSum, State
+from flower_privsyn.run.method import Question, ReleasedSum, State
 from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies._evolution import Evolution, EvolutionConfig
 from flower_privsyn.strategies._population import (

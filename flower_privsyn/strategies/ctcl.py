@@ -40,8 +40,7 @@ from flower_privsyn.queries import Broadcast, ConditionalDelta, NearestNeighborH
 from flower_privsyn.queries.model_delta import TrainOnEos, conditioned_fingerprint, pack_conditions
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.directory import WRITTEN
-from flower_privsyn.run.method import RunContext
-from flower_privsyn.run.question import Question, RecordSource, ReleasedSum, State, need
+from flower_privsyn.run.method import Question, RecordSource, ReleasedSum, RunContext, State, need
 from flower_privsyn.run.settings import PrivateSumConfig
 from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies._embedder import embedder_of, embeddings_by

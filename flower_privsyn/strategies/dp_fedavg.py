@@ -27,7 +27,7 @@ from annotated_types import Ge, Le
 from flower_privsyn.checks import IN_PYTHON
 from flower_privsyn.queries import ModelDelta
 from flower_privsyn.queries.model_delta import LARGEST_BIT_SHARE, LEAST_BIT_SHARE, next_clip_norm
-from flower_privsyn.run.question import ReleasedSum
+from flower_privsyn.run.method import ReleasedSum
 from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies._training import FederatedTraining, FederatedTrainingConfig
 

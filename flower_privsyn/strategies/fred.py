@@ -41,13 +41,14 @@ from flower_privsyn.privacy import (
 )
 from flower_privsyn.queries import Moments, Query
 from flower_privsyn.queries.moments import Radius, Unit
-from flower_privsyn.run.method import Method, RunContext
-from flower_privsyn.run.question import (
+from flower_privsyn.run.method import (
     Diagnostic,
     Level,
+    Method,
     Question,
     RecordSource,
     ReleasedSum,
+    RunContext,
     State,
     need,
 )

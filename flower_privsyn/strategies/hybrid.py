@@ -21,8 +21,7 @@ from flower_privsyn.files import write_json
 from flower_privsyn.models.bias import LogitBias, bigram_table
 from flower_privsyn.queries import Broadcast, Query
 from flower_privsyn.run.directory import PLAIN_MODEL, TRAINED_MODEL, RoundFiles
-from flower_privsyn.run.method import RunContext
-from flower_privsyn.run.question import Question, RecordSource, ReleasedSum, State, need
+from flower_privsyn.run.method import Question, RecordSource, ReleasedSum, RunContext, State, need
 from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies._first_release import (
     FIRST_ROUND,

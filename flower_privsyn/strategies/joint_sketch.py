@@ -33,8 +33,7 @@ from flower_privsyn.generation.streams import derive_seed
 from flower_privsyn.queries import Query
 from flower_privsyn.report.sketch_file import SELECTED
 from flower_privsyn.run.directory import PLAIN_MODEL, TRAINED_MODEL, TRAINED_WRITER, WRITTEN
-from flower_privsyn.run.method import Method, RunContext
-from flower_privsyn.run.question import Question, RecordSource, State, need
+from flower_privsyn.run.method import Method, Question, RecordSource, RunContext, State, need
 from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies._token_sketch import (
     SketchedStudent,

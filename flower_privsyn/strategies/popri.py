@@ -38,8 +38,15 @@ from flower_privsyn.generation.streams import derive_seed
 from flower_privsyn.queries import MeanSimilarity, Moments, Query, expand_scores
 from flower_privsyn.queries.similarity import AnswerSpace, Centre, Scale
 from flower_privsyn.run.directory import RoundFiles
-from flower_privsyn.run.method import Method, RunContext
-from flower_privsyn.run.question import Question, RecordSource, ReleasedSum, State, need
+from flower_privsyn.run.method import (
+    Method,
+    Question,
+    RecordSource,
+    ReleasedSum,
+    RunContext,
+    State,
+    need,
+)
 from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies._embedder import embedder_of, embeddings_by
 from flower_privsyn.strategies._moments import (

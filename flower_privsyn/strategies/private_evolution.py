@@ -30,7 +30,7 @@ from typing import Any, final
 import numpy as np
 
 from flower_privsyn.checks import NonNegativeFloat, NonNegativeInt
-from flower_privsyn.run.question import ReleasedSum, State
+from flower_privsyn.run.method import ReleasedSum, State
 from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies._evolution import Evolution, EvolutionConfig
 from flower_privsyn.strategies._population import (

@@ -23,8 +23,7 @@ from annotated_types import Ge, Gt, Le
 from flower_privsyn.checks import NonNegativeInt
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located, write_json
-from flower_privsyn.run.method import RunContext
-from flower_privsyn.run.question import RecordSource, ReleasedSum, State, need
+from flower_privsyn.run.method import RecordSource, ReleasedSum, RunContext, State, need
 from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies._student import StudentConfig
 from flower_privsyn.strategies._training import FederatedTraining

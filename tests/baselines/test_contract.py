@@ -12,7 +12,7 @@ from flwr.common.config import get_fused_config_from_dir, parse_config_args
 from flower_privsyn.catalogue import configuration_of
 from flower_privsyn.host.app import load_app, resolve_config, strategy_of_app
 from flower_privsyn.host.launch import run_app
-from flower_privsyn.run.question import need
+from flower_privsyn.run.method import need
 from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies import (
     CTCL,

@@ -11,7 +11,7 @@ from flower_privsyn.catalogue import entries
 from flower_privsyn.cli import main
 from flower_privsyn.cli.new import EXAMPLES, NEXT_STEPS, source_of
 from flower_privsyn.host.app import load_app, resolve_config, strategy_of_app
-from flower_privsyn.run.question import need
+from flower_privsyn.run.method import need
 from flower_privsyn.run_config import unfolded
 
 

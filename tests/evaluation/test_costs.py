@@ -25,8 +25,8 @@ from flower_privsyn.queries import NearestNeighborHistogram
 from flower_privsyn.report.summary import run_costs
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.federation import data_request
+from flower_privsyn.run.method import RecordSource
 from flower_privsyn.run.plan import plan_of
-from flower_privsyn.run.question import RecordSource
 from flower_privsyn.strategies import POPri, POPriConfig, PrivateEvolution, PrivateEvolutionConfig
 from flower_privsyn.testing import HashEmbedder, LoopbackGrid, hash_embedder
 from tests.support.federation import dealt, make_users

@@ -10,7 +10,7 @@ import pytest
 from flower_privsyn.errors import RunDirectoryError
 from flower_privsyn.privacy import FixedSizeSampling, FullParticipation, PoissonSampling, Sampling
 from flower_privsyn.run import RunDirectory
-from flower_privsyn.run.question import ReleasedSum, SumOfUsers, added_up
+from flower_privsyn.run.method import ReleasedSum, SumOfUsers, added_up
 from flower_privsyn.run.rounds import store_release, stored_release
 from tests.support.data_cases import locked
 

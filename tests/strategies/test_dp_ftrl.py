@@ -21,8 +21,8 @@ from flower_privsyn.privacy import (
     PrivacyLedger,
 )
 from flower_privsyn.run import RunDirectory, rounds
+from flower_privsyn.run.method import need
 from flower_privsyn.run.plan import plan_of
-from flower_privsyn.run.question import need
 from flower_privsyn.strategies import DPFTRL, DPFedAvg, DPFTRLConfig, ReleasedSum
 from flower_privsyn.strategies._training import FederatedTrainingConfig
 from flower_privsyn.training.local import LocalModel

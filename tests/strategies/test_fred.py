@@ -26,7 +26,7 @@ from flower_privsyn.privacy import (
 )
 from flower_privsyn.queries import Moments
 from flower_privsyn.report import write_run_page
-from flower_privsyn.run.question import SumOfUsers, need
+from flower_privsyn.run.method import SumOfUsers, need
 from flower_privsyn.strategies import FreD, FreDConfig
 from flower_privsyn.strategies._moments import MomentSketch
 from flower_privsyn.testing import HashEmbedder, LoopbackGrid, flower_identity

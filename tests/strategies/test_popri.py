@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from flower_privsyn.run.question import need
+from flower_privsyn.run.method import need
 from flower_privsyn.run.rounds import last_state
 from flower_privsyn.strategies import POPri, POPriConfig
 from flower_privsyn.strategies._moments import MomentSketch

@@ -16,8 +16,7 @@ from flower_privsyn.errors import ConfigError, GenerationError
 from flower_privsyn.generation import OpenAIGenerator, load_prompt
 from flower_privsyn.progress import Progress
 from flower_privsyn.run import RunDirectory
-from flower_privsyn.run.method import RunContext
-from flower_privsyn.run.question import State
+from flower_privsyn.run.method import RunContext, State
 from flower_privsyn.strategies import POPriConfig
 from flower_privsyn.strategies._responses import Responses, rank_pairs
 from flower_privsyn.strategies.popri import PreferencesByScores

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from flower_privsyn.queries import Cohort, JointSketch
-from flower_privsyn.run.question import SumOfUsers
+from flower_privsyn.run.method import SumOfUsers
 from flower_privsyn.strategies._sketch_reading import (
     BlockReading,
     TokenSketch,
