@@ -216,7 +216,7 @@ def traffic_of_rounds(
             ask = ask_of(
                 question,
                 settings,
-                plan,
+                phase,
                 number=number,
                 data=source_of(sources, question.query)[0],
                 secure=settings.secure_terms(settings.num_nodes),

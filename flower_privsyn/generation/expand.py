@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -15,6 +15,7 @@ from flower_privsyn.generation.backends import (
     SamplingParameters,
     TextGenerator,
     at_once,
+    derive_seed,
     rehearse,
 )
 from flower_privsyn.generation.prompted import below_heading
@@ -22,9 +23,11 @@ from flower_privsyn.generation.prompts import (
     NUM_EXAMPLES,
     QUOTE,
     Prompt,
+    flattened,
     load_prompt,
     opened,
     quoted,
+    unusable,
 )
 
 BatchCallback = Callable[[Sequence[str], Sequence[tuple[int, ...]], int], None]
@@ -184,9 +187,7 @@ class Expand:
             prompts = [self._rendered([seeds[index] for index in group]) for group in chosen]
             continuations = self.generator.generate(
                 prompts,
-                sampling=replace(
-                    self._sampling, seed=streams.derive_seed(seed, "continuation", attempts)
-                ),
+                sampling=replace(self._sampling, seed=derive_seed(seed, "continuation", attempts)),
                 system=self._system,
                 adapter=adapter,
             )
@@ -279,29 +280,11 @@ class Expanded:
         return "repetition" if repeated > len(triples) // _TRIPLES_TO_A_REPEAT else ""
 
 
-def unusable(text: str, *, known: Container[str], examples: Container[str] = ()) -> str:
-    """Why a text that was written is not to be kept: one of `DROP_REASONS`; "" for one that is.
-
-    Args:
-        text: as it would be kept.
-        known: texts that are kept, as `flattened` has them.
-        examples: those in its prompt, the same.
-    """
-    flat = flattened(text)
-    reasons = {
-        "empty": not flat,
-        "broken-character": "\ufffd" in flat,
-        "copy-of-example": flat in examples,
-        "duplicate": flat in known,
-    }
-    return next((reason for reason, holds in reasons.items() if holds), "")
-
-
 def _choose(
     pool: Sequence[int], flat: Sequence[str], size: int, seed: int, attempt: int
 ) -> tuple[int, ...]:
     """Draw the examples of one prompt: ``size`` different texts, repeated ones more often."""
-    random = streams.stream(streams.derive_seed(seed, "examples", attempt))
+    random = streams.stream(derive_seed(seed, "examples", attempt))
     chosen: dict[str, int] = {}
     for _ in range(16):
         for place in random.integers(len(pool), size=2 * size).tolist():
@@ -315,8 +298,3 @@ def _choose(
         if len(chosen) == size:
             break
     return tuple(chosen.values())
-
-
-def flattened(text: str) -> str:
-    """A text with one blank in place of all white space between words."""
-    return " ".join(text.split())

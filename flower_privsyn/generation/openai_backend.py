@@ -19,13 +19,14 @@ from urllib.parse import urlsplit
 
 from flower_privsyn import environment
 from flower_privsyn.errors import ConfigError, GenerationError
-from flower_privsyn.generation import streams
 from flower_privsyn.generation.backends import (
     USUAL,
     ProgressCallback,
     SamplingParameters,
     answered,
+    derive_seed,
     mended,
+    text_seeds,
 )
 from flower_privsyn.models.adapters import adapter_digest
 from flower_privsyn.models.library import import_extra
@@ -244,7 +245,7 @@ class OpenAIGenerator:
         refused: list[_NoTextError] = []
         pool = ThreadPoolExecutor(self._max_concurrency)
         try:
-            for answer in pool.map(ask, prompts, streams.text_seeds(sampling.seed, prompts)):
+            for answer in pool.map(ask, prompts, text_seeds(sampling.seed, prompts)):
                 if isinstance(answer, _NoTextError):
                     refused.append(answer)
                     results.append([""] * num_samples)
@@ -320,7 +321,7 @@ class OpenAIGenerator:
         """Make the server hold the adapter; returns the model name that stands for it."""
         folder = folder.resolve()
         # The path is part of the name: a server reads the folder again after it had to make room.
-        name = f"privsyn-{adapter_digest(folder)[:16]}-{streams.derive_seed(0, str(folder)):016x}"
+        name = f"privsyn-{adapter_digest(folder)[:16]}-{derive_seed(0, str(folder)):016x}"
         if name in self._loaded and name in (self._served_models() or ()):
             return name
         try:

@@ -15,7 +15,9 @@ from flower_privsyn.generation.backends import (
     ProgressCallback,
     SamplingParameters,
     TextGenerator,
+    derive_seed,
     rehearse,
+    text_seeds,
 )
 from flower_privsyn.generation.prompts import Instruction
 
@@ -152,14 +154,14 @@ class ByInstruction:
         seed: int,
         progress: ProgressCallback | None,
     ) -> list[str]:
-        own = streams.text_seeds(streams.derive_seed(seed, "instruction"), texts)
+        own = text_seeds(derive_seed(seed, "instruction"), texts)
         prompts = [
             self._prompt(text, label, streams.stream(own_seed))
             for text, label, own_seed in zip(
                 texts, labels if labels is not None else [""] * len(texts), own, strict=True
             )
         ]
-        sampling = replace(self._sampling, seed=streams.derive_seed(seed, "answer"))
+        sampling = replace(self._sampling, seed=derive_seed(seed, "answer"))
         written = self._generator.generate(
             prompts, sampling=sampling, system=self._system, progress=progress
         )

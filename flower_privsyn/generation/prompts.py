@@ -1,10 +1,10 @@
-"""Prompts: data files that number text samples, and instructions with placeholders."""
+"""Prompts: data files that number samples or hold placeholders; and what of an answer is used."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Final, Literal, TypeVar
@@ -57,6 +57,29 @@ def quoted(domain: str, text: str) -> str:
         text: that is quoted.
     """
     return f"{opened(domain)}{text.replace(QUOTE, _INNER)}{QUOTE}"
+
+
+def flattened(text: str) -> str:
+    """A text with one blank in place of all white space between words."""
+    return " ".join(text.split())
+
+
+def unusable(text: str, *, known: Container[str], examples: Container[str] = ()) -> str:
+    """Why a text that was written is not to be kept, by `expand.DROP_REASONS`; "" for one that is.
+
+    Args:
+        text: as it would be kept.
+        known: texts that are kept, as `flattened` has them.
+        examples: those in its prompt, the same.
+    """
+    flat = flattened(text)
+    reasons = {
+        "empty": not flat,
+        "broken-character": "\ufffd" in flat,
+        "copy-of-example": flat in examples,
+        "duplicate": flat in known,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
 
 
 class _PromptFile(Settings):
@@ -146,7 +169,7 @@ class Prompt(_PromptFile):
         """
         parts = [self.heading.replace("{num_samples}", str(self.num_samples)) + "\n"]
         for number, sample in enumerate(examples, start=1):
-            parts += [self._marker_line(number), " ".join(sample.split()), "\n"]
+            parts += [self._marker_line(number), flattened(sample), "\n"]
         return "".join([*parts, self._marker_line(len(examples) + 1)])
 
     def parse(self, continuation: str) -> str:

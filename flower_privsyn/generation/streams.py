@@ -9,8 +9,6 @@ may fall on the other side: exact independence of the batch size holds up to tha
 
 from __future__ import annotations
 
-import hashlib
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -21,40 +19,6 @@ if TYPE_CHECKING:
 
 #: Tokens that a nucleus is first looked for in.
 _NUCLEUS: Final = 1024
-
-
-def derive_seed(seed: int, *parts: str | int) -> int:
-    """Hash a seed and what it is for into a new seed.
-
-    Args:
-        seed: 0 <= seed < 2**64.
-        parts: What the new seed belongs to; every part counts with its type and length.
-
-    Returns:
-        An integer in [0, 2**63): servers read seeds as signed 64-bit numbers.
-    """
-    digest = hashlib.blake2b(digest_size=8, key=seed.to_bytes(8, "little"))
-    for part in parts:
-        coded = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else b"%d" % part
-        digest.update(b"%s%d:" % (b"s" if isinstance(part, str) else b"i", len(coded)) + coded)
-    return int.from_bytes(digest.digest(), "little") >> 1
-
-
-def text_seeds(seed: int, texts: Sequence[str]) -> list[int]:
-    """Derive one seed per text, whatever the order of the list.
-
-    Args:
-        seed: 0 <= seed < 2**64.
-        texts: The texts; the k-th of equal ones gets another seed than the others.
-
-    Returns:
-        One integer in [0, 2**63) per text.
-    """
-    seen, seeds = Counter[str](), []
-    for text in texts:
-        seeds.append(derive_seed(seed, text, seen[text]))
-        seen[text] += 1
-    return seeds
 
 
 def stream(seed: int) -> np.random.Generator:

@@ -22,6 +22,8 @@ from flower_privsyn.generation.backends import (
     ProgressCallback,
     SamplingParameters,
     answered,
+    derive_seed,
+    text_seeds,
 )
 from flower_privsyn.models.adapters import AdapterSwitch
 from flower_privsyn.models.pretrained import (
@@ -161,7 +163,7 @@ class TransformersGenerator:
         rows = self._tokenize(prompts, sampling)
         self._adapters.activate(adapter)
         results: list[list[str]] = [[""] * num_samples for _ in prompts]
-        prompt_seeds = streams.text_seeds(sampling.seed, prompts)
+        prompt_seeds = text_seeds(sampling.seed, prompts)
         size = self.at_once
         if self._is_small:
             # So that every thread has some of them.
@@ -176,9 +178,7 @@ class TransformersGenerator:
         def write(work: tuple[list[int], range]) -> list[list[int]]:
             batch, samples = work
             seeds = [
-                streams.derive_seed(prompt_seeds[index], sample)
-                for index in batch
-                for sample in samples
+                derive_seed(prompt_seeds[index], sample) for index in batch for sample in samples
             ]
             return self._continue([rows[index] for index in batch], len(samples), seeds, sampling)
 

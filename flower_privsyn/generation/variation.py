@@ -13,12 +13,8 @@ import numpy as np
 
 from flower_privsyn.errors import ConfigError, ModelError
 from flower_privsyn.generation import streams
-from flower_privsyn.generation.backends import ProgressCallback
-from flower_privsyn.models.pretrained import (
-    Precision,
-    load_pretrained,
-    special_tokens,
-)
+from flower_privsyn.generation.backends import ProgressCallback, text_seeds
+from flower_privsyn.models.pretrained import Precision, load_pretrained, special_tokens
 from flower_privsyn.models.threads import is_small, side_by_side
 
 if TYPE_CHECKING:
@@ -152,7 +148,7 @@ class MaskFill:
             As many texts, in the same order, without special tokens; never an empty one for a
             text: one of which only white space would be left comes back as it is.
         """
-        rows = self._tokenize(texts, streams.text_seeds(seed, texts))
+        rows = self._tokenize(texts, text_seeds(seed, texts))
         varied = list(texts)
         fillable = [index for index, row in enumerate(rows) if row.units]
         if progress is not None and len(fillable) < len(texts):

@@ -1,4 +1,4 @@
-"""Before the first question: the method is set up, the nodes register, the noise is settled."""
+"""The nodes of a run: who can be asked, and all that is settled before the first question."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def broadcast_of(question: Question, settings: PrivateSumConfig) -> ArrayRecord:
 def ask_of(
     question: Question,
     settings: PrivateSumConfig,
-    plan: Plan,
+    phase: Phase,
     *,
     number: int,
     data: wire.DataRequest,
@@ -131,12 +131,11 @@ def ask_of(
     Args:
         question: with the broadcast as it travels.
         settings: of the run.
-        plan: settled.
+        phase: of the round, its noise settled.
         number: of the round, 1-based.
         data: how the nodes make the records.
         secure: the terms of secure aggregation; None without it.
     """
-    phase = plan.at(number)
     return wire.Ask(
         release=ReleaseSpec(
             round=number,
@@ -507,7 +506,7 @@ class PrivateSumStrategy(Strategy):
         ask = ask_of(
             question,
             self.config,
-            started.federation.settled,
+            phase,
             number=number,
             data=data,
             secure=started.federation.terms,

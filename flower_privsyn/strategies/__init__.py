@@ -4,14 +4,7 @@ May import `run`, `report`, `evaluation` and what these import; no client. The p
 share have a name with an underscore.
 """
 
-from flower_privsyn.run.method import (
-    Method,
-    Question,
-    RecordSource,
-    ReleasedSum,
-    RunContext,
-    State,
-)
+from flower_privsyn.run.method import Method, Question, RecordSource, ReleasedSum, RunContext, State
 from flower_privsyn.run.settings import PrivateSumConfig
 from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies.aug_pe import AugPE, AugPEConfig
@@ -23,10 +16,7 @@ from flower_privsyn.strategies.hybrid import Hybrid, HybridConfig
 from flower_privsyn.strategies.joint_sketch import JointSketch, JointSketchConfig
 from flower_privsyn.strategies.popri import POPri, POPriConfig
 from flower_privsyn.strategies.private_evolution import PrivateEvolution, PrivateEvolutionConfig
-from flower_privsyn.strategies.public_mid_training import (
-    PublicMidTraining,
-    PublicMidTrainingConfig,
-)
+from flower_privsyn.strategies.public_mid_training import PublicMidTraining, PublicMidTrainingConfig
 
 __all__ = [
     "CTCL",

@@ -15,7 +15,7 @@ from flower_privsyn.checks import OrZero, PositiveInt
 from flower_privsyn.errors import ConfigError, RunDirectoryError
 from flower_privsyn.evaluation.distribution import gaussian_frechet
 from flower_privsyn.files import replacing
-from flower_privsyn.generation.streams import derive_seed
+from flower_privsyn.generation.backends import derive_seed
 from flower_privsyn.queries import Moments
 from flower_privsyn.queries.moments import clipped_points, symmetric
 from flower_privsyn.run.method import SumOfUsers, added_up

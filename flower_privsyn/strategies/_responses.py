@@ -19,11 +19,9 @@ from flower_privsyn.data.sentences import mostly_whole, whole_sentences
 from flower_privsyn.errors import ConfigError, GenerationError
 from flower_privsyn.files import append_json_lines, located, read_json_lines
 from flower_privsyn.generation import Expand, load_prompt, rehearse
-from flower_privsyn.generation.backends import at_once
-from flower_privsyn.generation.expand import flattened, unusable
+from flower_privsyn.generation.backends import at_once, derive_seed
 from flower_privsyn.generation.generators import GeneratorSettings
-from flower_privsyn.generation.prompts import NUM_EXAMPLES
-from flower_privsyn.generation.streams import derive_seed
+from flower_privsyn.generation.prompts import NUM_EXAMPLES, flattened, unusable
 from flower_privsyn.run.method import State
 from flower_privsyn.run.settings import PrivateSumConfig
 from flower_privsyn.strategies._population import Population
@@ -80,6 +78,7 @@ class Responses:
         generator: the language model that writes.
         prompt: how public samples are laid out for it.
         samples: public ones, of at most `max_tokens` tokens.
+        whole: whether they are prose, and responses are cut to whole sentences as well.
 
     Raises:
         PrivsynError: something is missing or unusable.
@@ -99,6 +98,7 @@ class Responses:
             fewest=NUM_EXAMPLES,
             wanted_by=f'prompt = "{config.prompt}"',
         )
+        self.whole = mostly_whole(self.samples)
 
     @property
     def ids(self) -> list[str]:
@@ -208,15 +208,13 @@ class Responses:
         cut = Chunking(max_tokens=self.config.max_tokens).pieces(raw, tokenizer=self.tokenizer)
         pieces = iter(zip(raw, [own[0] if own else "" for own in cut], strict=True))
         end = "\n" + self.prompt.marker.replace("{number}", str(NUM_EXAMPLES + 2))
-        # Of whole sentences, as what is shown.
-        whole_ones = mostly_whole(self.samples)
         ids, rows, dropped = self.ids, list[tuple[str, dict[str, Any], str]](), Counter[str]()
         for record in records:
             examples = {flattened(self.samples[index]) for index in record["examples"]}
             seen: set[str] = set()
             for _ in record["responses"]:
                 whole, text = next(pieces)
-                text = (whole_sentences(text) or text) if whole_ones else text
+                text = (whole_sentences(text) or text) if self.whole else text
                 if reason := unusable(text, examples=examples, known=seen):
                     dropped[reason] += 1
                 else:

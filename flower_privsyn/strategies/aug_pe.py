@@ -33,12 +33,7 @@ from flower_privsyn.queries import LabelledHistogram, NearestNeighborHistogram
 from flower_privsyn.run.method import Question, ReleasedSum, State
 from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies._evolution import Evolution, EvolutionConfig
-from flower_privsyn.strategies._population import (
-    IntArray,
-    Population,
-    survivor_records,
-    survivors,
-)
+from flower_privsyn.strategies._population import IntArray, Population, survivor_records, survivors
 
 if TYPE_CHECKING:
     from flower_privsyn.generation import ByInstruction

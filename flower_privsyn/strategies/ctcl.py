@@ -30,9 +30,8 @@ from flower_privsyn.checks import LARGEST_WHOLE, NonNegativeInt, PositiveInt
 from flower_privsyn.errors import ConfigError, GenerationError
 from flower_privsyn.files import append_json_lines, located, read_json, read_json_lines, write_json
 from flower_privsyn.generation import SamplingParameters, TextGenerator
-from flower_privsyn.generation.backends import WritingSettings
-from flower_privsyn.generation.expand import flattened, unusable
-from flower_privsyn.generation.streams import derive_seed
+from flower_privsyn.generation.backends import WritingSettings, derive_seed
+from flower_privsyn.generation.prompts import flattened, unusable
 from flower_privsyn.generation.topics import load_topics, quotas
 from flower_privsyn.privacy import Sampling
 from flower_privsyn.progress import Progress

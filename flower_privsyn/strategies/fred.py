@@ -31,7 +31,7 @@ import numpy as np
 from flower_privsyn.checks import IN_PYTHON, OrZero, PositiveInt
 from flower_privsyn.errors import ConfigError, DataError, RunDirectoryError
 from flower_privsyn.files import user_path
-from flower_privsyn.generation.streams import derive_seed
+from flower_privsyn.generation.backends import derive_seed
 from flower_privsyn.privacy import (
     FullParticipation,
     NeighboringRelation,

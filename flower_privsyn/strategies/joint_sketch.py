@@ -28,8 +28,8 @@ from annotated_types import Ge, Gt, Le
 from flower_privsyn.checks import OrZero, PositiveFloat
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located
+from flower_privsyn.generation.backends import derive_seed
 from flower_privsyn.generation.generators import ExpandingSettings, load_generator, runs_elsewhere
-from flower_privsyn.generation.streams import derive_seed
 from flower_privsyn.queries import Query
 from flower_privsyn.report.sketch_file import SELECTED
 from flower_privsyn.run.directory import PLAIN_MODEL, TRAINED_MODEL, TRAINED_WRITER, WRITTEN

@@ -131,7 +131,7 @@ def write_more(
         GenerationError: the generator failed; what it wrote before stays.
     """
     from flower_privsyn.generation import load_trained_generator
-    from flower_privsyn.generation.streams import derive_seed
+    from flower_privsyn.generation.backends import derive_seed
 
     run.refuse_unfinished()
     topics, round_number = _topics(run, settings), max(run.finished_rounds(), default=0)

@@ -32,9 +32,9 @@ import numpy.typing as npt
 from flower_privsyn.checks import IN_PYTHON
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located, read_json, write_json
+from flower_privsyn.generation.backends import derive_seed
 from flower_privsyn.generation.generators import ExpandingSettings
 from flower_privsyn.generation.openai_backend import is_address
-from flower_privsyn.generation.streams import derive_seed
 from flower_privsyn.queries import MeanSimilarity, Moments, Query, expand_scores
 from flower_privsyn.queries.similarity import AnswerSpace, Centre, Scale
 from flower_privsyn.run.directory import RoundFiles
@@ -57,11 +57,7 @@ from flower_privsyn.strategies._moments import (
     settled_space,
 )
 from flower_privsyn.strategies._population import Population
-from flower_privsyn.strategies._responses import (
-    Responses,
-    ResponseSettings,
-    rank_pairs,
-)
+from flower_privsyn.strategies._responses import Responses, ResponseSettings, rank_pairs
 from flower_privsyn.strategies._synthesis import write_corpus
 from flower_privsyn.training.preference_settings import (
     PreferencePair,

@@ -33,12 +33,7 @@ from flower_privsyn.checks import NonNegativeFloat, NonNegativeInt
 from flower_privsyn.run.method import ReleasedSum, State
 from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies._evolution import Evolution, EvolutionConfig
-from flower_privsyn.strategies._population import (
-    IntArray,
-    Population,
-    survivor_records,
-    survivors,
-)
+from flower_privsyn.strategies._population import IntArray, Population, survivor_records, survivors
 from flower_privsyn.strategies._synthesis import ExpansionSettings, write_corpus
 
 logger = logging.getLogger("flwr.privsyn")

@@ -16,10 +16,7 @@ from flower_privsyn.data import Users
 from flower_privsyn.errors import ConfigError, LedgerError
 from flower_privsyn.messages import wire
 from flower_privsyn.models.trainable import TrainableModel
-from flower_privsyn.privacy import (
-    CorrelatedNoise,
-    PrivacyLedger,
-)
+from flower_privsyn.privacy import CorrelatedNoise, PrivacyLedger
 from flower_privsyn.run import RunDirectory, rounds
 from flower_privsyn.run.method import need
 from flower_privsyn.run.plan import plan_of
