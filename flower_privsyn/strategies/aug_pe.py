@@ -55,8 +55,8 @@ class AugPEConfig(EvolutionConfig):
     """Texts of a population for each text that it is made of (L), of which there are so many fewer:
     itself and L - 1 variations.
     """
-    variation: str = "paraphrase"
-    """How texts are varied: by `generator`, which is asked for it: "paraphrase", "style",
+    variation: str = "style"
+    """How texts are varied: by `generator`, which is asked for it: "style", "paraphrase",
     "fill-blanks", or a JSON file, and for the first texts of each class; or "mask-fill", by
     `variation_model` (PrE-Text): then the first ones of each class are drawn from `public_text`.
     """
