@@ -159,10 +159,14 @@ def extensions() -> dict[str, bool]:
 
 
 def machine() -> str:
-    """What figures are taken on."""
+    """What figures are taken on, and the kernels of NumPy's products, which variables may set."""
+    from threadpoolctl import threadpool_info
+
+    blas = {one["architecture"] for one in threadpool_info() if one["user_api"] == "blas"}
     has = ", ".join(name if there else f"no {name}" for name, there in extensions().items())
     versions = library_versions("torch", "numpy", "transformers", "flwr").items()
+    named = [*(f"{name} {version}" for name, version in versions), f"OpenBLAS {'/'.join(blas)}"]
     return (
         f"{processor().get('model name', 'processor')} ({has}), {os.cpu_count()} cores, load "
-        f"{os.getloadavg()[0]:.1f}; {', '.join(f'{name} {version}' for name, version in versions)}"
+        f"{os.getloadavg()[0]:.1f}; {', '.join(named)}"
     )
