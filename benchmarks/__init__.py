@@ -162,7 +162,8 @@ def machine() -> str:
     """What figures are taken on, and the kernels of NumPy's products, which variables may set."""
     from threadpoolctl import threadpool_info
 
-    blas = {one["architecture"] for one in threadpool_info() if one["user_api"] == "blas"}
+    found = [one for one in threadpool_info() if one["internal_api"] == "openblas"]
+    blas = sorted({one["architecture"] for one in found})
     has = ", ".join(name if there else f"no {name}" for name, there in extensions().items())
     versions = library_versions("torch", "numpy", "transformers", "flwr").items()
     named = [*(f"{name} {version}" for name, version in versions), f"OpenBLAS {'/'.join(blas)}"]

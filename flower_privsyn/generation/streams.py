@@ -1,10 +1,11 @@
 """Random streams, one per text, and sampling from logits by the inverse distribution function.
 
 A text's stream is keyed by the seed, the text itself and how often the same text came before in
-the call. What is drawn for a text therefore depends neither on the batch it was put in nor on its
-place in the list, and equal texts (survivors drawn with replacement) still differ. Models round
-differently in batches of another shape, so a draw that lands within rounding error of a boundary
-may fall on the other side: exact independence of the batch size holds up to that.
+the call (`backends.text_seeds`). What is drawn for a text therefore depends neither on the batch it
+was put in nor on its place in the list, and equal texts (survivors drawn with replacement) still
+differ. Models round differently in batches of another shape, so a draw that lands within rounding
+error of a boundary may fall on the other side: exact independence of the batch size holds up to
+that.
 """
 
 from __future__ import annotations

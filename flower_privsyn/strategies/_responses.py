@@ -6,6 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -78,7 +79,6 @@ class Responses:
         generator: the language model that writes.
         prompt: how public samples are laid out for it.
         samples: public ones, of at most `max_tokens` tokens.
-        whole: whether they are prose, and responses are cut to whole sentences as well.
 
     Raises:
         PrivsynError: something is missing or unusable.
@@ -98,7 +98,11 @@ class Responses:
             fewest=NUM_EXAMPLES,
             wanted_by=f'prompt = "{config.prompt}"',
         )
-        self.whole = mostly_whole(self.samples)
+
+    @cached_property
+    def whole(self) -> bool:
+        """Whether the samples are prose: responses are cut to whole sentences as well."""
+        return mostly_whole(self.samples)
 
     @property
     def ids(self) -> list[str]:

@@ -107,7 +107,7 @@ def rounds(root: Path, writer: Any, **changes: Any) -> PreferencesByScores:
     made = PreferencesByScores(config, embedder=embedder, trainer=train_words)
     made.place = RunContext(run=run, progress=Progress(), released=lambda _: None)  # type: ignore[arg-type]
     made._responses = Responses(config, tokenizer=embedder.tokenizer, generator=writer)
-    made._responses.samples, made._responses.whole = SEEDS, False
+    made._responses.samples = SEEDS
     return made
 
 

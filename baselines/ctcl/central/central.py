@@ -38,8 +38,8 @@ from flower_privsyn.data import Chunking, load_users
 from flower_privsyn.embedding import Embedder, load_embedder
 from flower_privsyn.evaluation.language_model import evaluate_language_model
 from flower_privsyn.generation import SamplingParameters
-from flower_privsyn.generation.generators import load_trained_generator
 from flower_privsyn.generation.backends import derive_seed
+from flower_privsyn.generation.generators import load_trained_generator
 from flower_privsyn.generation.streams import stream
 from flower_privsyn.generation.topics import load_topics, quotas
 from flower_privsyn.progress import Progress
