@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from flower_privsyn.queries.arrays import Float32Array, Float64Array
+from flower_privsyn.queries.arrays import Float32Array, Float64Array, IntArray
 from flower_privsyn.queries.query import once_per_array
 
 #: Pairs of a record and a candidate that are multiplied at once, so that they stay in the cache.
@@ -36,19 +36,20 @@ def pays(num_candidates: int) -> bool:
     return any(read().get(flag) for flag in ("avx512_bf16", "amx_bf16"))
 
 
-def pruned_product(
-    left: Float32Array, lengths: Float64Array, right: Float32Array, out: Float32Array
-) -> bool:
-    """Product in float32, left @ right.T, with -inf where no candidate can be nearest.
+def possible(
+    left: Float32Array, lengths: Float64Array, right: Float32Array
+) -> tuple[npt.NDArray[np.bool_], IntArray, Float32Array]:
+    """The candidates that can be nearest to each record, and their products in float32.
 
     Args:
         left: (n, d + 1), records x with a 1 behind them; d at most 2^20.
         lengths: (n,) of the rows of `left`.
         right: (m, d + 1), candidates y with -|y|^2 / 2 behind them, rounded to float32.
-        out: (n, m), what is found.
 
     Returns:
-        Whether this paid: else most records kept too many candidates, and were multiplied with all.
+        (n,) of which k records are true: the others kept too many candidates, or could not be
+        decided; (k, w) of these the candidates, ascending, then any; (k, w) of `left @ right.T`
+        what belongs to them, then -inf.
     """
     # Ranked by s_j = x.y_j + h_j, h_j = (max |y|^2 - |y_j|^2) / 2 >= 0, that is s of
     # `nearest_candidates` and a constant. With x', y', h' for the numbers in bfloat16 (h' is the
@@ -79,17 +80,22 @@ def pruned_product(
     least = 0.992 * top - 2.0 * error
     sure = (least > 1e-30) & (bound < 1e37)  # false for NaN and Inf as well
     lowest = np.where(sure, least, np.inf).astype(np.float32).view(np.int32) >> 16
-    pairs = np.flatnonzero(bits >= lowest.astype(np.int16)[:, None])
-    rows, columns = np.divmod(pairs, len(right))
-    sure &= np.bincount(rows, minlength=len(left)) <= max(8, len(right) // 64)
+    likely = np.flatnonzero(bits >= lowest.astype(np.int16)[:, None])
+    rows, columns = np.divmod(likely, len(right))
+    counts = np.bincount(rows, minlength=len(left))
+    sure &= counts <= max(8, len(right) // 64)
     kept = sure[rows]
     rows, columns = rows[kept], columns[kept]
-    out.fill(-np.inf)
+    products = np.empty(len(rows), dtype=np.float32)
     for start in range(0, len(rows), _PAIRS):
-        row, column = rows[start : start + _PAIRS], columns[start : start + _PAIRS]
-        out[row, column] = np.einsum("pd,pd->p", left[row], right[column])
-    out[~sure] = left[~sure] @ right.T
-    return bool(2 * np.count_nonzero(sure) >= len(left))
+        pairs = slice(start, start + _PAIRS)
+        np.einsum("pd,pd->p", left[rows[pairs]], right[columns[pairs]], out=products[pairs])
+    counts = counts[sure]
+    filled = np.arange(counts.max(initial=1)) < counts[:, None]
+    candidates = np.zeros(filled.shape, dtype=np.int64)
+    scores = np.full(filled.shape, -np.inf, dtype=np.float32)
+    candidates[filled], scores[filled] = columns, products
+    return sure, candidates, scores
 
 
 @once_per_array

@@ -17,16 +17,16 @@ import numpy.typing as npt
 from flower_privsyn.checks import NonNegativeFloat, PositiveInt
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.queries.arrays import Broadcast, Float32Array, Float64Array, Form, IntArray
-from flower_privsyn.queries.candidate_pruning import pays, pruned_product
+from flower_privsyn.queries.candidate_pruning import pays, possible
 from flower_privsyn.queries.query import Cohort, Query, check_arrays, once_per_array
 
-#: Elements of one block of the similarity matrix: 8 MiB of float32.
-_BLOCK_ELEMENTS = 2**21
+#: Elements of one block of the similarity matrix: 8 MiB of bfloat16, or 16 of float32.
+_BLOCK_ELEMENTS = 2**22
 
 
 def block_rows(num_candidates: int) -> int:
     """Records that one block of the similarity matrix holds."""
-    return max(1, _BLOCK_ELEMENTS // num_candidates)
+    return max(1, min(1024, _BLOCK_ELEMENTS // num_candidates))
 
 
 def nearest_candidates(records: Float32Array, candidates: Float32Array) -> IntArray:
@@ -60,24 +60,30 @@ def nearest_candidates(records: Float32Array, candidates: Float32Array) -> IntAr
     n, dimension = records.shape
     m = len(candidates)
     right, longest = _right_side(candidates)
-    prunes = pays(m)
+    every, prunes = np.arange(m), pays(m)
     nearest = np.empty(n, dtype=np.int64)
     rows = block_rows(m)
     left = np.ones((min(rows, n), dimension + 1), dtype=np.float32)
-    scores = np.empty((min(rows, n), m), dtype=np.float32)
+    products = np.empty((min(rows, n), m), dtype=np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
         for start in range(0, n, rows):
-            stop = min(start + rows, n)
-            block, product = left[: stop - start], scores[: stop - start]
-            block[:, :-1] = records[start:stop]
+            found = nearest[start : start + rows]
+            block = left[: len(found)]
+            block[:, :-1] = records[start : start + rows]
             lengths = np.sqrt(np.einsum("nd,nd->n", block, block, dtype=np.float64))
-            if prunes:
-                prunes = pruned_product(block, lengths, right, product)
-            else:
-                np.matmul(block, right.T, out=product)
             tolerance = _tolerance(lengths, longest, dimension)
-            nearest[start:stop] = _best_with_ties(
-                product, tolerance, records[start:stop], candidates
+            rest: Any = slice(None)
+            if prunes:
+                sure, columns, scores = possible(block, lengths, right)
+                found[sure] = _best_with_ties(
+                    scores, columns, tolerance[sure], block[sure, :-1], candidates
+                )
+                rest, prunes = ~sure, bool(sure.mean() >= 0.5)
+            block = block[rest]
+            scores = np.matmul(block, right.T, out=products[: len(block)])
+            columns = np.broadcast_to(every, scores.shape)
+            found[rest] = _best_with_ties(
+                scores, columns, tolerance[rest], block[:, :-1], candidates
             )
     return nearest
 
@@ -121,23 +127,28 @@ def _right_side(candidates: npt.NDArray[Any]) -> tuple[Float32Array, float]:
 
 
 def _best_with_ties(
-    scores: Float32Array, tolerance: Float64Array, records: Float32Array, candidates: Float32Array
+    scores: Float32Array,
+    columns: IntArray,
+    tolerance: Float64Array,
+    records: Float32Array,
+    candidates: Float32Array,
 ) -> IntArray:
-    """Row-wise argmax of `scores` (overwritten), near ties decided in float64."""
+    """Of each row the column with the largest score (overwritten), near ties decided in float64."""
     rows = np.arange(len(scores))
-    best: IntArray = scores.argmax(axis=1)
-    top = scores[rows, best].astype(np.float64)
+    places = scores.argmax(axis=1)
+    top = scores[rows, places].astype(np.float64)
     # The runner-up tells whether the row needs a second look; a masked maximum costs one more
     # pass over a block that is still in cache.
-    scores[rows, best] = -np.inf
+    scores[rows, places] = -np.inf
     second = scores.max(axis=1).astype(np.float64)
+    best: IntArray = columns[rows, places]
     doubtful = ~(top - second > tolerance)  # true for NaN and Inf as well
     if not doubtful.any():
         return best
-    scores[rows, best] = top
+    scores[rows, places] = top
     for row in np.flatnonzero(doubtful):
         if np.isfinite(top[row]) and np.isfinite(tolerance[row]):
-            close = np.flatnonzero(~(scores[row] < top[row] - tolerance[row]))
+            close = columns[row, ~(scores[row] < top[row] - tolerance[row])]
         else:
             close = np.arange(len(candidates))
         best[row] = _by_float64(records[row], candidates, close)

@@ -452,7 +452,7 @@ THREATS: dict[str, tuple[Mutation, ...]] = {
         Mutation(
             name="candidates are ruled out as if a product in bfloat16 were exact",
             guards="near ties are decided in float64",
-            where="queries/candidate_pruning.py::pruned_product",
+            where="queries/candidate_pruning.py::possible",
             before="0.992 * top - 2.0 * error",
             after="0.992 * top",
             tests=("tests/queries/test_nearest_neighbor.py",),
