@@ -1,12 +1,13 @@
 """Continuations from a language model in this process, through Transformers.
 
 Why a decoding loop of our own: every sample needs its own random stream, samples of one prompt
-share its key-value cache, and finished samples leave the batch; ``generate()`` does none of the
-three.
+share its key-value cache, prompts that begin alike that of their beginning, and finished samples
+leave the batch; ``generate()`` does none of these.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections.abc import Sequence
@@ -56,6 +57,9 @@ _SHARE: Final = 0.25
 
 #: What the prompts of some chat templates end with: thoughts have begun there.
 _THINKING: Final = "<think>"
+
+#: Tokens that all prompts of a batch begin with, from which on they are read once for all.
+_SHARED: Final = 32
 
 # Enough tokens before a continuation to decode its first one in context (a leading blank).
 _CONTEXT_TOKENS = 6
@@ -293,7 +297,7 @@ class TransformersGenerator:
 
     def _continue(
         self,
-        rows: Sequence[Sequence[int]],
+        rows: Sequence[list[int]],
         num_samples: int,
         seeds: Sequence[int],
         sampling: SamplingParameters,
@@ -306,22 +310,47 @@ class TransformersGenerator:
         padding = padding if padding is not None else next(iter(self._end_tokens), 0)
         # An encoder counts positions from the left, padding included.
         side = "right" if self._reads_apart else "left"
-        read = [torch.tensor(row) for row in rows]
-        tokens = pad_sequence(read, True, padding, side)  # (p, t)
-        seen = pad_sequence([torch.ones_like(row) for row in read], True, 0, side)  # (p, t)
         uniforms = np.stack(
             [streams.stream(seed).random(sampling.max_new_tokens, np.float32) for seed in seeds]
         )  # (b, new)
-        device = self._model.device
-        given = tokens.to(device), seen.to(device), torch.from_numpy(uniforms).to(device)
         with torch.inference_mode():
-            return self._write(*given, num_samples, sampling)
+            shared, cache = self._beginning(rows)
+            read = [torch.tensor(row[shared:]) for row in rows]
+            tokens = pad_sequence(read, True, padding, side)  # (p, t)
+            seen = pad_sequence([torch.ones_like(row) for row in read], True, 0, side)  # (p, t)
+            seen = torch.cat([seen.new_ones(len(seen), shared), seen], dim=1)
+            device = self._model.device
+            given = tokens.to(device), seen.to(device), torch.from_numpy(uniforms).to(device)
+            return self._write(*given, cache, num_samples, sampling)
+
+    def _beginning(self, rows: Sequence[list[int]]) -> tuple[int, Any]:
+        """Read what all rows begin with once: how many tokens, and their cache for each row.
+
+        0 and None where that is not worth it, and of models that keep another state than keys and
+        values of every token: it goes on by one token at a time, or a window of it holds padding.
+        """
+        import torch
+
+        if self._reads_apart or not self._cache_name or len(rows) == 1:
+            return 0, None
+        pairs = zip(min(rows), max(rows), strict=False)  # between which all others lie
+        same = list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        shared = min(len(same), min(map(len, rows)) - 1)  # the first logits are of a row's own
+        if shared < _SHARED:
+            return 0, None
+        tokens = torch.tensor([rows[0][:shared]], device=self._model.device)
+        _, cache = self._logits(self._first_inputs(tokens, torch.ones_like(tokens)), None)
+        if {type(layer).__name__ for layer in getattr(cache, "layers", ())} != {"DynamicLayer"}:
+            return 0, None
+        cache.batch_repeat_interleave(len(rows))
+        return shared, cache
 
     def _write(
         self,
         tokens: torch.Tensor,
         seen: torch.Tensor,
         uniforms: torch.Tensor,
+        cache: Any,
         num_samples: int,
         sampling: SamplingParameters,
     ) -> list[list[int]]:
@@ -329,8 +358,9 @@ class TransformersGenerator:
 
         Args:
             tokens: (p, t) of the prompts.
-            seen: (p, t), 0 at padding.
+            seen: (p, c + t), 0 at padding.
             uniforms: (b, new) in [0, 1), b = p times num_samples.
+            cache: of the c tokens before; None for none.
             num_samples: of each prompt.
             sampling: how to draw.
         """
@@ -339,7 +369,6 @@ class TransformersGenerator:
         given = self._first_inputs(tokens, seen)  # (p, ...) each
         if self._reads_apart:  # as often as there are samples: the decoder begins with one token
             given = _repeated(given, num_samples)
-        cache: Any = None
         written: list[list[int]] = [[] for _ in range(len(uniforms))]
         alive = list(range(len(uniforms)))  # which sample each row of the batch is
         running = [True] * len(alive)
@@ -376,7 +405,8 @@ class TransformersGenerator:
         if not self._reads_apart:
             given = {"input_ids": tokens, "attention_mask": seen}
             if "position_ids" in self._accepted:
-                given["position_ids"] = (seen.cumsum(-1) - 1).clamp_(min=0)
+                places = (seen.cumsum(-1) - 1).clamp_(min=0)
+                given["position_ids"] = places[:, -tokens.shape[1] :]
             return given
         read = self._model.get_encoder()(input_ids=tokens, attention_mask=seen)
         first = decoder_start_token(self._model, self._tokenizer)

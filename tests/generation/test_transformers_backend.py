@@ -18,6 +18,7 @@ from flower_privsyn.errors import GenerationError
 from flower_privsyn.generation import SamplingParameters, TransformersGenerator
 from flower_privsyn.models import BUNDLED_FOLDER
 from flower_privsyn.models.pretrained import decoder_start_token, load_pretrained
+from tests.support.models import save
 
 GREEDY = SamplingParameters(seed=0, max_new_tokens=24, temperature=0)
 SAMPLED = SamplingParameters(seed=3, max_new_tokens=24)
@@ -71,6 +72,31 @@ def test_greedy_continuations_equal_the_librarys(name: str, request: pytest.Fixt
     assert bool(generator._cache_name) == (folder != bundled)
     found = generator.generate(PROMPTS, sampling=GREEDY)
     assert [texts[0] for texts in found] == _library_greedy(folder, PROMPTS)
+
+
+@pytest.fixture
+def mistral(llama: Path, tmp_path: Path) -> Path:
+    """The Llama, whose tokens look back at sixteen others."""
+    from transformers import MistralConfig, MistralForCausalLM
+
+    model, tokenizer = load_pretrained(llama, kind="causal", dtype="float32", device="cpu")
+    config = MistralConfig(**{**model.config.to_diff_dict(), "sliding_window": 16})
+    looking_back = MistralForCausalLM(config)
+    looking_back.load_state_dict(model.state_dict())
+    return save(tmp_path / "mistral", looking_back, tokenizer)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "mistral", "t5"])
+def test_what_prompts_begin_with_is_read_once(name: str, request: pytest.FixtureRequest):
+    """Of models with keys and values of every token; no continuation shows it."""
+    generator = TransformersGenerator(folder := request.getfixturevalue(name), dtype="float32")
+    beginning = "All of them begin with these words, which are more than thirty tokens. "
+    prompts = [beginning + prompt for prompt in PROMPTS]
+    with torch.inference_mode():
+        shared, cache = generator._beginning(generator._tokenize(prompts, GREEDY))
+    assert (shared >= 32) == (cache is not None) == (name in ("llama", "gpt2"))
+    found = generator.generate(prompts, num_samples=2, sampling=GREEDY)
+    assert found == [[text] * 2 for text in _library_greedy(folder, prompts)]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
