@@ -30,6 +30,7 @@ from flower_privsyn.models.adapters import AdapterSwitch
 from flower_privsyn.models.pretrained import (
     Precision,
     accepted_arguments,
+    attend_by_products,
     context_of,
     decoder_start_token,
     is_encoder_decoder,
@@ -123,14 +124,8 @@ class TransformersGenerator:
         # cuDNN's kernels are planned anew for every length, and a text that grows has a length of
         # its own in every step: on an H100 planning took most of each, whatever the batch.
         torch.backends.cuda.enable_cudnn_sdp(False)
-        # For one query at a time PyTorch's fused attention in half precision takes 4 times as long
-        # on a CPU as two plain matrix products.
-        if (
-            self._model.device.type == "cpu"
-            and self._model.dtype.itemsize == 2
-            and self._model.config._attn_implementation == "sdpa"
-        ):
-            self._model.set_attn_implementation("eager")
+        if self._model.dtype.itemsize == 2:
+            attend_by_products(self._model)
 
     def generate(
         self,

@@ -14,7 +14,7 @@ import numpy as np
 from flower_privsyn.errors import ConfigError, ModelError
 from flower_privsyn.generation import streams
 from flower_privsyn.generation.backends import ProgressCallback, text_seeds
-from flower_privsyn.models.pretrained import Precision, load_pretrained, special_tokens
+from flower_privsyn.models.pretrained import Precision, load_pretrained, logits_at, special_tokens
 from flower_privsyn.models.threads import is_small, side_by_side
 
 if TYPE_CHECKING:
@@ -223,32 +223,32 @@ class MaskFill:
         pad = self._tokenizer.pad_token_id
         tokens = np.full((len(rows), width), 0 if pad is None else pad, dtype=np.int64)  # (b, t)
         attention = np.zeros((len(rows), width), dtype=np.int64)  # (b, t)
-        where_row: list[int] = []
-        where_place: list[int] = []
+        gaps = np.zeros((len(rows), width), dtype=bool)  # (b, t)
         uniforms = []
         for index, row in enumerate(rows):
             masked = row.choose(self._mask_fraction)
+            gaps[index, masked] = True
             tokens[index, : row.tokens.size] = row.tokens
-            tokens[index, masked] = self._tokenizer.mask_token_id
             attention[index, : row.tokens.size] = 1
-            where_row += [index] * masked.size
-            where_place += masked.tolist()
             uniforms.append(row.stream.random(masked.size, dtype=np.float32))
+        tokens[gaps] = self._tokenizer.mask_token_id
         with torch.inference_mode():
-            logits = self._model(
+            logits = logits_at(
+                self._model,
+                torch.from_numpy(gaps).to(device),
                 input_ids=torch.from_numpy(tokens).to(device),
                 attention_mask=torch.from_numpy(attention).to(device),
-            ).logits[where_row, where_place]  # (k, v)
-            logits = logits.float()
+            ).float()  # (k, v)
             logits[:, self._banned] = float("-inf")
             drawn = streams.sample_tokens(
                 logits,
                 torch.from_numpy(np.concatenate(uniforms)).to(device),
                 temperature=self._temperature,
                 top_p=self._top_p,
-            ).cpu()
-        for index, place, token in zip(where_row, where_place, drawn.tolist(), strict=True):
-            rows[index].tokens[place] = token
+            )
+        tokens[gaps] = drawn.cpu().numpy()
+        for row, filled in zip(rows, tokens, strict=True):
+            row.tokens = filled[: row.tokens.size]
 
     def _find_banned_tokens(self) -> torch.Tensor:
         """Collect the token numbers that are never drawn.

@@ -117,6 +117,39 @@ def load_pretrained(
     return model.to(chosen_device), load_tokenizer(name)
 
 
+def attend_by_products(model: Any) -> None:
+    """Have a model that computes in half precision on a CPU attend by two plain products.
+
+    PyTorch's fused attention takes 4 times as long there, for one query at a time and in training
+    on rows of up to 256 tokens; the products hold as many numbers as a row has pairs of tokens.
+    """
+    if model.device.type == "cpu" and model.config._attn_implementation == "sdpa":
+        model.set_attn_implementation("eager")
+
+
+def logits_at(model: Any, places: torch.Tensor, **inputs: Any) -> torch.Tensor:
+    """The logits of some positions alone: for small models the output layer is half of the work.
+
+    Args:
+        model: a language model.
+        places: (rows, length), true at these positions of what is decoded.
+        **inputs: of its forward pass.
+
+    Returns:
+        (positions, vocabulary), one row of positions after the other.
+    """
+    if model.config.model_type == "privsyn-biased":  # what it adds depends on the place
+        whole: torch.Tensor = model(**inputs).logits
+        return whole[places]
+    layer = model.get_output_embeddings()
+    hook = layer.register_forward_pre_hook(lambda _, given: (given[0][places],))
+    try:
+        found: torch.Tensor = model(**inputs).logits
+    finally:
+        hook.remove()
+    return found
+
+
 def is_encoder_decoder(model: Any) -> bool:
     """Whether a model, or a configuration, is of an encoder and a decoder, such as BART or T5."""
     return bool(getattr(getattr(model, "config", model), "is_encoder_decoder", False))

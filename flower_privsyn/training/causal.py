@@ -30,7 +30,7 @@ from flower_privsyn.errors import ConfigError, TrainingError
 from flower_privsyn.models import provenance, resolve_model
 from flower_privsyn.models.adapters import with_adapters
 from flower_privsyn.models.library import save_model
-from flower_privsyn.models.pretrained import load_pretrained
+from flower_privsyn.models.pretrained import attend_by_products, choose_dtype, load_pretrained
 from flower_privsyn.training import storage
 from flower_privsyn.training.common import check_weights, own_random_state
 from flower_privsyn.training.distillation import (
@@ -42,7 +42,7 @@ from flower_privsyn.training.distillation import (
 from flower_privsyn.training.tokens import (
     first_token,
     next_token_logits,
-    padded,
+    predictions,
     text_window,
     token_rows,
 )
@@ -51,6 +51,9 @@ from flower_privsyn.training.tokens import (
 CHECKPOINT_SECONDS = 60.0
 
 _STATE = "state.pt"
+
+#: Tokens of the longest rows on which plain products are faster than fused attention.
+_SHORT = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,8 +103,8 @@ class CausalTraining(Settings):
     into the weights at the end; 0 trains all weights.
     """
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of the products; "auto" is bfloat16 on a GPU and float32 on a CPU. Weights and the optimiser
-    are float32 always.
+    """Of the products; "auto" is bfloat16 where the hardware multiplies it natively, else float32.
+    Weights and the optimiser are float32 always.
     """
 
     _noun: ClassVar = "training setting"
@@ -258,7 +261,10 @@ class _Training:
         )
         import torch  # which is there: the model was loaded with it
 
-        device = network.device
+        self._bfloat16 = choose_dtype(settings.precision, network.device) is torch.bfloat16
+        window = text_window(network, settings.max_tokens)
+        if self._bfloat16 and window <= _SHORT:
+            attend_by_products(network)
         if settings.lora_rank:
             network = with_adapters(
                 network,
@@ -269,22 +275,19 @@ class _Training:
             )
         else:
             network.requires_grad_(True)
-        self._network, self._device = network.train(), device
-        window = text_window(network, settings.max_tokens)
+        self._network = network.train()
         self._rows = rows = training_rows(self._tokenizer, texts, settings=settings, window=window)
         if not rows:
             raise ConfigError("there is nothing to learn from: no text has a token")
         self._per_epoch = math.ceil(len(rows) / settings.batch_size)
         self._total = settings.max_steps or settings.epochs * self._per_epoch
-        automatic = settings.precision == "auto" and device.type == "cuda"
-        self._bfloat16 = automatic or settings.precision == "bfloat16"
         self._distillation, self._teacher = distillation, None
         if distillation is not None:
             self._teacher = load_teacher(
                 distillation.teacher,
                 longest=max(map(len, rows)) - 1,
                 max_tokens=settings.max_tokens,
-                device=str(device),
+                device=str(network.device),
             )
         self._optimiser = torch.optim.AdamW(
             [weight for weight in network.parameters() if weight.requires_grad],
@@ -336,7 +339,7 @@ class _Training:
         """Add up the gradient of the mean loss over all tokens of some rows; return that loss."""
         import torch
 
-        rows, device, taught = self._rows, self._device, self._distillation
+        rows, taught = self._rows, self._distillation
         micro = self._settings.micro_batch_size or self._settings.batch_size
         predicted = sum(len(rows[index]) - 1 for index in chosen)
         loss = 0.0
@@ -345,14 +348,8 @@ class _Training:
         for first in range(0, len(chosen), micro):
             part = chosen[first : first + micro]
             read = [rows[index] for index in part]
-            tokens, attention = (each.to(device) for each in padded(read))
-            with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self._bfloat16):
-                logits = self._network(
-                    input_ids=tokens, attention_mask=attention, use_cache=False
-                ).logits
-            held = attention[:, 1:].bool()
-            logits = logits[:, :-1][held].float()
-            summed = torch.nn.functional.cross_entropy(logits, tokens[:, 1:][held], reduction="sum")
+            logits, following = predictions(self._network, read, bfloat16=self._bfloat16)
+            summed = torch.nn.functional.cross_entropy(logits, following, reduction="sum")
             if taught is not None:
                 said = next_token_logits(self._teacher, read, bfloat16=self._bfloat16)
                 apart = divergence(logits, said, top_k=taught.top_k)

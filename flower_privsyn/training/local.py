@@ -35,14 +35,12 @@ from flower_privsyn.models.pretrained import (
     decoder_start_token,
     is_encoder_decoder,
     load_pretrained,
+    logits_at,
     model_folder,
 )
 from flower_privsyn.models.trainable import TrainableModel
 from flower_privsyn.training.common import disable_dropout
 from flower_privsyn.training.tokens import batches_by_length, padded, token_rows
-
-#: Labels of tokens that nothing is learnt from.
-_IGNORED = -100
 
 
 class LocalModel:
@@ -385,31 +383,32 @@ class LocalModel:
             samples: each with how many tokens of it are given.
         """
         if self._first is None:
-            tokens, mask = self._padded([sample for sample, _ in samples])
+            before, mask = self._padded([sample for sample, _ in samples])
             given = torch.tensor([[given] for _, given in samples], device=self._device)
-            places = torch.arange(tokens.shape[1], device=self._device)
-            following = tokens.masked_fill((mask == 0) | (places < given), _IGNORED)[:, 1:]
-            # The last token of a row predicts nothing: so the logits need no cutting, and no copy.
-            targets = torch.nn.functional.pad(following, (0, 1), value=_IGNORED)
+            places = torch.arange(before.shape[1], device=self._device)
+            predicted = (mask != 0) & (places >= given)
+            targets = before[predicted]
+            predicted = predicted.roll(-1, dims=1)  # no row's first token is predicted
             # No mask: padding follows a row, where no token of a causal model looks.
-            inputs = {"input_ids": tokens}
+            inputs = {"input_ids": before}
         else:  # it reads what is given and predicts the rest
             read, mask = self._padded([[*sample[:given], *self._end] for sample, given in samples])
-            tokens, predicted = self._padded([sample[given:] for sample, given in samples])
+            tokens, rest = self._padded([sample[given:] for sample, given in samples])
+            predicted = rest != 0
+            targets = tokens[predicted]
             # Padding follows what is predicted, where no token looks.
             before = torch.cat([torch.full_like(tokens[:, :1], self._first), tokens[:, :-1]], dim=1)
-            targets = tokens.masked_fill(predicted == 0, _IGNORED)
             inputs = {"input_ids": read, "attention_mask": mask, "decoder_input_ids": before}
         with torch.autocast(
             self._device.type, dtype=torch.bfloat16, enabled=self.spec.precision == "bfloat16"
         ):
-            logits = self._model(**inputs, use_cache=False).logits.flatten(0, 1)
+            logits = logits_at(self._model, predicted, **inputs, use_cache=False)
         logits = logits.float()
         if self._bias:
             from flower_privsyn.models.biased import biased_logits
 
-            logits = biased_logits(logits, tokens.flatten(), self._bias)
-        return torch.nn.functional.cross_entropy(logits, targets.flatten(), ignore_index=_IGNORED)
+            logits = biased_logits(logits, before[predicted], self._bias)
+        return torch.nn.functional.cross_entropy(logits, targets)
 
     def _padded(self, rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
         tokens, mask = padded(rows)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flower_privsyn.errors import ConfigError, ModelError
-from flower_privsyn.models.pretrained import context_of
+from flower_privsyn.models.pretrained import context_of, logits_at
 from flower_privsyn.models.text_batches import text_batches
 
 if TYPE_CHECKING:
@@ -129,14 +129,29 @@ def next_token_logits(
     """
     import torch
 
+    with torch.inference_mode():
+        logits, _ = predictions(network, rows, bfloat16=bfloat16)
+    return logits
+
+
+def predictions(
+    network: Any, rows: Sequence[Sequence[int]], *, bfloat16: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `next_token_logits`, with a gradient; and the (positions,) tokens that follow."""
+    import torch
+
     tokens, attention = (part.to(network.device) for part in padded(rows))
-    with (
-        torch.inference_mode(),
-        torch.autocast(network.device.type, dtype=torch.bfloat16, enabled=bfloat16),
-    ):
-        logits = network(input_ids=tokens, attention_mask=attention, use_cache=False).logits
-    found: torch.Tensor = logits[:, :-1][attention[:, 1:].bool()].float()
-    return found
+    following = torch.zeros_like(attention, dtype=torch.bool)
+    following[:, 1:] = attention[:, 1:].bool()
+    with torch.autocast(network.device.type, dtype=torch.bfloat16, enabled=bfloat16):
+        logits = logits_at(
+            network,
+            following.roll(-1, dims=1),  # no row's first token follows another
+            input_ids=tokens,
+            attention_mask=attention,
+            use_cache=False,
+        )
+    return logits.float(), tokens[following]
 
 
 def scored(
@@ -181,8 +196,8 @@ def scored(
     vocabulary = int(network.get_output_embeddings().weight.shape[0])
     for batch in batches_by_length(pieces, range(len(pieces)), vocabulary=vocabulary):
         read = [pieces[index] for index in batch]
-        logits = next_token_logits(network, read)
-        following = torch.tensor([t for row in read for t in row[1:]], device=logits.device)
+        with torch.inference_mode():
+            logits, following = predictions(network, read)
         nats = torch.nn.functional.cross_entropy(logits, following, reduction="none").double()
         hits = logits.argmax(dim=-1) == following
         whose = np.repeat([owners[index] for index in batch], [len(row) - 1 for row in read])

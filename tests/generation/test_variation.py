@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,15 +16,12 @@ SPECIAL = ("<pad>", "<s>", "</s>", "<unk>", "<mask>", "[PAD]", "[CLS]", "[SEP]",
 def _watch_masks(variation: MaskFill) -> list[tuple[list[int], int]]:
     """Record (mask tokens per row, tokens per row) of every forward pass."""
     seen: list[tuple[list[int], int]] = []
-    inner = variation._model
 
-    def watched(*, input_ids, attention_mask):
-        masked = (input_ids == variation._tokenizer.mask_token_id).sum(-1).tolist()
-        seen.extend(zip(masked, attention_mask.sum(-1).tolist(), strict=True))
-        return inner(input_ids=input_ids, attention_mask=attention_mask)
+    def watch(model: Any, _: Any, inputs: dict[str, Any]) -> None:
+        masked = (inputs["input_ids"] == variation._tokenizer.mask_token_id).sum(-1).tolist()
+        seen.extend(zip(masked, inputs["attention_mask"].sum(-1).tolist(), strict=True))
 
-    watched.device = inner.device  # type: ignore[attr-defined]
-    variation._model = watched
+    variation._model.register_forward_pre_hook(watch, with_kwargs=True)
     return seen
 
 

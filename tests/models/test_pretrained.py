@@ -11,7 +11,7 @@ import torch
 
 from flower_privsyn.errors import ModelError
 from flower_privsyn.models.adapters import AdapterSwitch
-from flower_privsyn.models.pretrained import choose_dtype, load_pretrained
+from flower_privsyn.models.pretrained import choose_dtype, load_pretrained, logits_at
 
 
 def _load(name: str | Path, kind: str = "causal"):
@@ -24,6 +24,22 @@ def test_a_folder_is_loaded_for_evaluation(llama: Path):
     assert not any(weight.requires_grad for weight in model.parameters())
     assert model.dtype == torch.float32
     assert tokenizer("a")["input_ids"]
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "privsyn-lstm", "privsyn-mlm", "bart", "t5"])
+@torch.no_grad()
+def test_logits_of_some_positions(name: str, request: pytest.FixtureRequest):
+    bundled = name.startswith("privsyn")
+    kind = "masked" if name == "privsyn-mlm" else "causal or encoder-decoder"
+    model, _ = _load(name if bundled else request.getfixturevalue(name), kind=kind)
+    generator = torch.Generator().manual_seed(1)
+    inputs = {"input_ids": torch.randint(5, 99, (3, 12), generator=generator)}
+    if model.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = inputs["input_ids"].flip(1)
+    places = torch.rand(3, 12, generator=generator) < 0.4
+    expected = model(**inputs).logits
+    assert torch.allclose(logits_at(model, places, **inputs), expected[places], atol=1e-5)
+    assert model(**inputs).logits.shape == expected.shape
 
 
 def test_a_model_in_the_local_cache_needs_no_network(

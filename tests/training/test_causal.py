@@ -107,6 +107,23 @@ class TestSteps:
         assert not list(tmp_path.glob("*.partial*"))
         assert AutoTokenizer.from_pretrained(tmp_path / "out")("the river")["input_ids"]
 
+    @pytest.mark.parametrize("max_tokens", [16, 512])  # by products, and by fused attention
+    def test_bfloat16_is_close_to_float32(
+        self, llama: Path, texts: list[str], tmp_path: Path, max_tokens: int
+    ) -> None:
+        exact, rounded = (
+            fine_tune(
+                llama,
+                texts,
+                settings=quick(precision=precision, max_tokens=max_tokens),
+                output=tmp_path / precision,
+                seed=0,
+            ).losses
+            for precision in ("float32", "bfloat16")
+        )
+        assert exact != rounded
+        assert exact == pytest.approx(rounded, rel=5e-3)
+
     def test_every_row_once_per_epoch(self) -> None:
         seen = [row for step in range(4) for row in causal._rows_of_step(10, 3, step, 7)]
         again = [row for step in range(4, 8) for row in causal._rows_of_step(10, 3, step, 7)]
@@ -243,6 +260,7 @@ class TestTeacher:
     ) -> None:
         """Over all tokens of the batch, whatever its lengths and however it is split."""
         step = {"max_steps": 1, "batch_size": 100, "max_gradient_norm": 0.0, "weight_decay": 0.1}
+        step["precision"] = "float32"
         for name, size in (("whole", 0), ("split", 4)):
             report = fine_tune(
                 llama,
