@@ -32,7 +32,12 @@ from flower_privsyn.errors import ConfigError, ModelError, TrainingError
 from flower_privsyn.files import expanded
 from flower_privsyn.models.adapters import adapter_digest, with_adapters
 from flower_privsyn.models.library import failures_as, import_extra, quiet_transformers
-from flower_privsyn.models.pretrained import choose_device, context_of, load_pretrained
+from flower_privsyn.models.pretrained import (
+    choose_device,
+    choose_dtype,
+    context_of,
+    load_pretrained,
+)
 from flower_privsyn.training import storage
 from flower_privsyn.training.common import check_weights, disable_dropout, own_random_state
 from flower_privsyn.training.preference_settings import (
@@ -134,8 +139,8 @@ class _Training:
                 f"preference training takes one GPU and {torch.cuda.device_count()} are visible: "
                 "name one with CUDA_VISIBLE_DEVICES before the command"
             )
-        automatic = settings.precision == "auto" and device.type == "cuda"
-        precision = "bfloat16" if automatic else settings.precision.replace("auto", "float32")
+        chosen = choose_dtype(settings.precision, device)
+        precision = "bfloat16" if chosen is torch.bfloat16 else "float32"
         base, self._tokenizer = load_pretrained(
             model, kind="causal", dtype=precision, device=str(device)
         )

@@ -88,7 +88,9 @@ class PreferenceTraining(PreferenceSettings):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where it runs: "auto" takes a GPU if there is one; else "cpu" or "cuda"."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of the weights: "auto" is bfloat16 on a GPU and float32 on a CPU. The adapter is float32."""
+    """Of the weights: "auto" is bfloat16 where the hardware multiplies it natively, else float32.
+    The adapter is float32.
+    """
 
     _noun: ClassVar = "training setting"
 

@@ -68,6 +68,7 @@ def quick(**changes: object) -> PreferenceTraining:
         "training_epochs": 2,
         "training_batch_size": 4,
         "device": "cpu",
+        "precision": "float32",
         **changes,
     }
     return PreferenceTraining(**values)  # type: ignore[arg-type]
