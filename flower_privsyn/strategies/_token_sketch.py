@@ -317,12 +317,14 @@ class SketchedStudent:
             "tokens_per_user": self.sketch.tokens_per_user,
         }
 
-    def train(self, model: str, output: Path) -> dict[str, Any]:
+    def train(self, model: str, output: Path, *, written: Sequence[str] = ()) -> dict[str, Any]:
         """Train a model on what was chosen, taught by the teacher; free where it was done before.
 
         Args:
             model: that begins.
             output: the folder of the one that it becomes.
+            written: texts that were written after what was chosen. A student that would read that
+                more than once learns from these as well; before, they are not as good.
 
         Returns:
             Figures for the end of the run.
@@ -330,11 +332,14 @@ class SketchedStudent:
         Raises:
             TrainingError: the loss is no longer finite.
         """
+        config = self._config
+        again = config.student_steps * config.training_batch_size > len(self.texts)
         training = self._fine_tune(
             model,
             output,
             who="student",
-            steps=self._config.student_steps,
+            steps=config.student_steps,
+            texts=[*self.texts, *written] if again else None,
             distillation=self._distillation(output.with_name(_TEACHER)),
         )
         return {"student_steps": len(training.losses), "student_epochs": training.epochs}

@@ -175,29 +175,28 @@ class AskedOnce(Method):
     # ------------------------------------------------------------------ what is made of it
 
     def finish(self, state: State) -> dict[str, Any]:  # noqa: ARG002
-        """Read the releases, choose public text, train the student and write the texts."""
+        """Read the releases, choose public text, write more, and train the student on both."""
         config, plain = self.config, self.run.path / PLAIN_MODEL
         student = SketchedStudent(config, need(self._text), self.place.releases())
         figures = student.figures | {"model": TRAINED_MODEL, "plain_model": PLAIN_MODEL}
-        figures |= student.train(config.model, plain)
-        student.add_bias(plain, self.run.path / TRAINED_MODEL)
-        return figures | self._synthesise(student)
-
-    def _synthesise(self, student: SketchedStudent) -> dict[str, Any]:
-        """Write `synthetic.jsonl`: what was chosen, what was written after it, or half of each."""
-        config, wanted = self.config, self.config.synthetic_samples
+        # What synthetic.jsonl holds: what was chosen, what was written after it, or half of each.
+        wanted = config.synthetic_samples
         to_write = {"selected": 0, "both": (wanted + 1) // 2, "written": wanted}[config.synthesis]
         records = [
             {"text": text, "round": 1, "parent": [f"public:{index}"], "source": SELECTED}
             for index, text in student.sentences[: wanted - to_write]
         ]
-        if not to_write:
-            return {"synthetic": self.run.write_synthetic(records)}
-        written, dropped = self._written(student, to_write)
-        records += written
+        written: list[dict[str, Any]] = []
+        if to_write:
+            written, figures["dropped"] = self._written(student, to_write)
+            records += written
         if config.synthesis == "both":
             np.random.default_rng([config.seed, 4]).shuffle(records)
-        return {"synthetic": self.run.write_synthetic(records), "dropped": dropped}
+        figures["synthetic"] = self.run.write_synthetic(records)
+        texts = [str(record["text"]) for record in written]
+        figures |= student.train(config.model, plain, written=texts)
+        student.add_bias(plain, self.run.path / TRAINED_MODEL)
+        return figures
 
     def _written(
         self, student: SketchedStudent, count: int

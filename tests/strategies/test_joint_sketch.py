@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -272,9 +272,21 @@ class TestWriting:
         assert [record["text"] for record in records] == [written[place] for place in best]
 
     def test_half_of_the_texts_may_be_chosen_ones(
-        self, federation: Builder, config: Builder
+        self, federation: Builder, config: Builder, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        settings = config(noise_multiplier=0.0, synthesis="both", synthetic_samples=8)
+        """And the student learns from the written ones as well, where it is to read all twice."""
+        from flower_privsyn.training import causal
+
+        learnt: list[Sequence[str]] = []
+        real = causal.fine_tune
+
+        def noted(model: str, texts: Sequence[str], **kwargs: Any) -> Any:
+            learnt.append(texts)
+            return real(model, texts, **kwargs)
+
+        monkeypatch.setattr(causal, "fine_tune", noted)
+        both = {"noise_multiplier": 0.0, "synthesis": "both", "synthetic_samples": 8}
+        settings = config(**both, training_batch_size=100)
         strategy = JointSketch(settings, generator=EchoGenerator())
         strategy.start(federation(make_users(20)))
         texts: dict[str, set[str]] = {"written": set(), "selected": set()}
@@ -293,6 +305,11 @@ class TestWriting:
             row["text"] for row in lines(best.run.path / "synthetic.jsonl")
         }
         assert [len(found) for found in texts.values()] == [4, 4]
+        JointSketch(
+            config(**both, run_dir=str(best.run.path) + "-once"), generator=EchoGenerator()
+        ).start(federation(make_users(20)))
+        assert set(learnt[0]) - set(learnt[1]) == texts["written"]
+        assert learnt[2] == learnt[1]
 
     def test_a_generator_may_learn_from_what_was_chosen_first(
         self, federation: Builder, config: Builder
