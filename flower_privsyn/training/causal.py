@@ -52,6 +52,10 @@ CHECKPOINT_SECONDS = 60.0
 
 _STATE = "state.pt"
 
+#: Logits held at a time on a CPU, 32 MiB of them: larger blocks glibc gives back when they are
+#: freed, and every step would have their pages brought anew, which takes as long as its products.
+_MOST_LOGITS = 2**23
+
 #: Tokens of the longest rows on which plain products are faster than fused attention.
 _SHORT = 256
 
@@ -69,8 +73,8 @@ class CausalTraining(Settings):
     batch_size: PositiveInt = 32
     """Rows per step."""
     micro_batch_size: NonNegativeInt = 0
-    """Rows in memory at a time, or 0 for all. It changes memory, not the result: a step's loss is
-    the mean over all its tokens.
+    """Rows in memory at a time; 0 for all, on a CPU as many as hold 32 MiB of logits. It changes
+    memory and time, not the result: a step's loss is the mean over all its tokens.
     """
     epochs: PositiveInt = 3
     """Passes over the texts; not used with `max_steps`."""
@@ -279,6 +283,10 @@ class _Training:
         self._rows = rows = training_rows(self._tokenizer, texts, settings=settings, window=window)
         if not rows:
             raise ConfigError("there is nothing to learn from: no text has a token")
+        self._micro = settings.micro_batch_size or settings.batch_size
+        if network.device.type == "cpu" and not settings.micro_batch_size:
+            tokens = int(network.get_output_embeddings().weight.shape[0])
+            self._micro = max(1, _MOST_LOGITS // (max(map(len, rows)) * tokens))
         self._per_epoch = math.ceil(len(rows) / settings.batch_size)
         self._total = settings.max_steps or settings.epochs * self._per_epoch
         self._distillation, self._teacher = distillation, None
@@ -339,8 +347,7 @@ class _Training:
         """Add up the gradient of the mean loss over all tokens of some rows; return that loss."""
         import torch
 
-        rows, taught = self._rows, self._distillation
-        micro = self._settings.micro_batch_size or self._settings.batch_size
+        rows, taught, micro = self._rows, self._distillation, self._micro
         predicted = sum(len(rows[index]) - 1 for index in chosen)
         loss = 0.0
         if micro < len(chosen):  # of like lengths, so that they are hardly padded
