@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -141,8 +142,12 @@ def logits_at(model: Any, places: torch.Tensor, **inputs: Any) -> torch.Tensor:
     if model.config.model_type == "privsyn-biased":  # what it adds depends on the place
         whole: torch.Tensor = model(**inputs).logits
         return whole[places]
-    layer = model.get_output_embeddings()
-    hook = layer.register_forward_pre_hook(lambda _, given: (given[0][places],))
+    caller = threading.get_ident()  # other threads may be in the same model
+
+    def select(_: Any, given: tuple[torch.Tensor]) -> tuple[torch.Tensor] | None:
+        return (given[0][places],) if threading.get_ident() == caller else None
+
+    hook = model.get_output_embeddings().register_forward_pre_hook(select)
     try:
         found: torch.Tensor = model(**inputs).logits
     finally:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -40,6 +42,29 @@ def test_logits_of_some_positions(name: str, request: pytest.FixtureRequest):
     expected = model(**inputs).logits
     assert torch.allclose(logits_at(model, places, **inputs), expected[places], atol=1e-5)
     assert model(**inputs).logits.shape == expected.shape
+
+
+def test_threads_read_other_positions_of_one_model(llama: Path):
+    model, _ = _load(llama)
+    ids = torch.randint(5, 99, (3, 12), generator=torch.Generator().manual_seed(1))
+    together = threading.Barrier(2)
+
+    def meet(*_: object) -> None:
+        together.wait(60)
+
+    # Both are in the model before either comes to its output layer.
+    model.get_input_embeddings().register_forward_pre_hook(meet)
+
+    def read(count: int) -> torch.Tensor:
+        places = torch.zeros(3, 12, dtype=torch.bool)
+        places[:, :count] = True
+        with torch.no_grad():
+            return logits_at(model, places, input_ids=ids)
+
+    with ThreadPoolExecutor(2) as pool:
+        few, many = pool.map(read, (2, 5))
+    assert (few.shape[0], many.shape[0]) == (6, 15)
+    assert torch.allclose(few.view(3, 2, -1), many.view(3, 5, -1)[:, :2], atol=1e-5)
 
 
 def test_a_model_in_the_local_cache_needs_no_network(
