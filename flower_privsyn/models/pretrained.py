@@ -1,10 +1,11 @@
-"""Loading a language model and its tokenizer, with one clear sentence when that fails."""
+"""Language models: loading one, or failing in one clear sentence, and reading rows by it."""
 
 from __future__ import annotations
 
 import inspect
 import re
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -126,6 +127,19 @@ def attend_by_products(model: Any) -> None:
     """
     if model.device.type == "cpu" and model.config._attn_implementation == "sdpa":
         model.set_attn_implementation("eager")
+
+
+def padded(rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows as one batch: the tokens, and 1 where there is one; both (rows, longest) integers.
+
+    Padding follows a row, where no token of it looks.
+    """
+    import torch
+    from torch.nn.utils.rnn import pad_sequence
+
+    held = [torch.tensor(row, dtype=torch.long) for row in rows]
+    seen = [torch.ones_like(row) for row in held]
+    return pad_sequence(held, batch_first=True), pad_sequence(seen, batch_first=True)
 
 
 def logits_at(model: Any, places: torch.Tensor, **inputs: Any) -> torch.Tensor:

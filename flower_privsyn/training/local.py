@@ -37,10 +37,11 @@ from flower_privsyn.models.pretrained import (
     load_pretrained,
     logits_at,
     model_folder,
+    padded,
 )
 from flower_privsyn.models.trainable import TrainableModel
 from flower_privsyn.training.common import disable_dropout
-from flower_privsyn.training.tokens import batches_by_length, padded, token_rows
+from flower_privsyn.training.tokens import batches_by_length, token_rows
 
 
 class LocalModel:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flower_privsyn.errors import ConfigError, ModelError
-from flower_privsyn.models.pretrained import context_of, logits_at
+from flower_privsyn.models.pretrained import context_of, logits_at, padded
 from flower_privsyn.models.text_batches import text_batches
 
 if TYPE_CHECKING:
@@ -99,19 +99,6 @@ def batches_by_length(
         found.append(order[start : start + size])
         start += size
     return found
-
-
-def padded(rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows as one batch: the tokens, and 1 where there is one; both (rows, longest) integers.
-
-    Padding follows a row, where no token of it looks.
-    """
-    import torch
-    from torch.nn.utils.rnn import pad_sequence
-
-    held = [torch.tensor(row, dtype=torch.long) for row in rows]
-    seen = [torch.ones_like(row) for row in held]
-    return pad_sequence(held, batch_first=True), pad_sequence(seen, batch_first=True)
 
 
 def next_token_logits(
