@@ -25,15 +25,12 @@ from flower_privsyn.strategies import (
     Method,
     PrivateSumConfig,
     Question,
-    RecordSource,
-    ReleasedSum,
-    RunContext,
     State,
 )
 from tests.support.federation import make_users
 from tests.support.run_files import lines
 from tests.support.small_runs import small_training
-from tests.support.text_lengths import TextLengths
+from tests.support.text_lengths import AsksLengths, TextLengths
 
 Fit = Callable[..., RunSummary]
 
@@ -100,29 +97,11 @@ def test_rows_and_users_are_asked_as_they_are(small: dict[str, Any], given: Any)
     assert fit(given, JointSketch(**small)).users == 30
 
 
-class Lengths(Method):
-    """Asks once how long texts are."""
-
-    queries = (TextLengths(),)
-
-    def setup(self, place: RunContext) -> tuple[RecordSource, ...]:
-        return (RecordSource.of_text(),)
-
-    def ask(self, state: State, number: int) -> Question:
-        return Question(self.queries[0], {})
-
-    def step(self, state: State, release: ReleasedSum, scratch: Path) -> State:
-        return {"counts": release.values}
-
-    def finish(self, state: State) -> dict[str, Any]:
-        return {}
-
-
 def test_a_method_of_ones_own_asks_its_question(tmp_path: Path) -> None:
     settings = PrivateSumConfig(
         epsilon=8.0, num_rounds=1, max_samples=0, accept_noise=True, run_dir=str(tmp_path / "run")
     )
-    run = fit(rows(), PrivateSumStrategy(settings, Lengths()))
+    run = fit(rows(), PrivateSumStrategy(settings, AsksLengths()))
     assert [line["query"] for line in run.charged] == [TextLengths.name]
 
 
@@ -133,13 +112,13 @@ def test_two_at_once_do_not_cost_each_other_their_budget(
         monkeypatch.setattr(TaskIdentity, part, None)
     first_asks, second_asks, first_ended = (threading.Event() for _ in range(3))
 
-    class First(Lengths):
+    class First(AsksLengths):
         def ask(self, state: State, number: int) -> Question:
             first_asks.set()
             second_asks.wait(timeout=0.5)
             return super().ask(state, number)
 
-    class Second(Lengths):
+    class Second(AsksLengths):
         def ask(self, state: State, number: int) -> Question:
             second_asks.set()
             first_ended.wait(timeout=5)

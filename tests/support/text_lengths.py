@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,6 +14,14 @@ from flower_privsyn.data import Users
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy import GaussianMechanism, Sampling
 from flower_privsyn.queries import Broadcast, Cohort, Query, Reads
+from flower_privsyn.strategies import (
+    Method,
+    Question,
+    RecordSource,
+    ReleasedSum,
+    RunContext,
+    State,
+)
 from flower_privsyn.testing import LoopbackGrid
 from tests.support.questions import plain_ask
 
@@ -55,6 +64,24 @@ class TextLengths(Query):
         places = np.minimum(lengths // self.width, self.bins - 1)
         np.add.at(counts, (cohort.owners, places), 1.0)
         return counts
+
+
+class AsksLengths(Method):
+    """Asks once how long texts are."""
+
+    queries = (TextLengths(),)
+
+    def setup(self, place: RunContext) -> tuple[RecordSource, ...]:
+        return (RecordSource.of_text(),)
+
+    def ask(self, state: State, number: int) -> Question:
+        return Question(self.queries[0], {})
+
+    def step(self, state: State, release: ReleasedSum, scratch: Path) -> State:
+        return {"counts": release.values}
+
+    def finish(self, state: State) -> dict[str, Any]:
+        return {}
 
 
 def load(where: Context) -> Users:
