@@ -19,6 +19,7 @@ APP = Path(__file__).parents[2] / "baselines" / "joint-sketch"
         ("few-users", 32_768),
         ("all-pairs", 632_768),
         ("rolling", 3 * 98_304),
+        ("best", 98_304),
         ("distilgpt2", 266_564),
     ],
 )
