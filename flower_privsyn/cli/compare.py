@@ -135,6 +135,7 @@ def compare(
         training=training,
         public_text=public_text,
         settings=[word for word in settings or () if word not in of_data],
+        folder=Path(output),
     )
     command = shlex.join(["privsyn", *context.obj])
     return _follow(Comparison(plan, Path(output), command=command))

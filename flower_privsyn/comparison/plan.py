@@ -24,7 +24,7 @@ from flower_privsyn.dry_run.people import BUNDLED, check_public_text, people_of
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.evaluation.distribution import library
 from flower_privsyn.evaluation.result import STAMP
-from flower_privsyn.files import located
+from flower_privsyn.files import expanded, located, read_json
 from flower_privsyn.host.app import (
     App,
     ConfigValue,
@@ -269,8 +269,11 @@ class Plan:
                 found.append(rest + sign + text)
         return found
 
-    def check(self) -> None:
+    def check(self, finished: Collection[str] = ()) -> None:
         """Check every run of every cell before the first of them spends anything.
+
+        Args:
+            finished: names of cells that are; a method all of whose cells are is not set up again.
 
         Raises:
             ConfigError: A setting is unknown, out of range, or decided by the comparison itself.
@@ -297,12 +300,14 @@ class Plan:
                 raise ConfigError(unknown_keys([rest if dot else key], known, f"--set {setting}"))
         library("sklearn")  # which figures are made with
         reports, setups = list[tuple[str, Report]](), list[Callable[[], None]]()
+        to_run = {cell.method.name for cell in cells if cell.name not in finished}
         for cell in cells:
             # Where the smallest budget is enough against the noise, every larger one is.
             if cell.seed == 0 and cell.epsilon in (0.0, None, self.epsilons[0]):
                 reports.append((cell.method.name, report := Report()))
                 with report.refusals(cell.method.name):
-                    if (set_up := self._check_cell(cell, report)) is not None:
+                    set_up = self._check_cell(cell, report)
+                    if set_up is not None and cell.method.name in to_run:
                         setups.append(set_up)
         # Loading models takes a while: what stops one of the runs without them is said first.
         for set_up in setups if all(report.ready for _, report in reports) else ():
@@ -421,6 +426,7 @@ def make_plan(
     training: CausalTraining | None = None,
     public_text: str | None = None,
     settings: Sequence[str] = (),
+    folder: Path | None = None,
 ) -> Plan:
     """Choose what is compared, and check all of it.
 
@@ -437,6 +443,7 @@ def make_plan(
         training: how it is fine-tuned.
         public_text: of all methods, `public-text` of their settings; None for the app's.
         settings: see `Plan`.
+        folder: of an earlier comparison, whose finished cells need no models.
 
     Raises:
         ConfigError: Something asked for is not possible; the sentence names it.
@@ -464,7 +471,8 @@ def make_plan(
         training=training or CausalTraining(max_steps=2700, train_on_eos=False),
         settings=(*public, *settings),
     )
-    plan.check()
+    before = [] if folder is None else (expanded(folder) / "cells").glob("*/cell.json")
+    plan.check({file.parent.name for file in before if read_json(file).get("status") == "finished"})
     return plan
 
 

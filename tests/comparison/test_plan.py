@@ -12,6 +12,7 @@ import pytest
 
 from flower_privsyn.catalogue import configuration_of
 from flower_privsyn.comparison import APP, People, make_plan
+from flower_privsyn.comparison import plan as plan_module
 from flower_privsyn.comparison.people import sealed
 from flower_privsyn.comparison.plan import FLOORS, Plan, methods_of
 from flower_privsyn.comparison.run import _rows
@@ -389,6 +390,27 @@ class TestCheckedBeforeTheFirstCell:
             changes = {"downstream": str(llama)}  # of other tokens
         with pytest.raises(ConfigError, match=sentence):
             checked(data, methods=["public-only"], **changes)
+
+    def test_models_of_finished_cells_are_not_loaded_again(
+        self, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        loaded: list[str] = []
+
+        def load(method: object, *_: object, **__: object) -> None:
+            loaded.append(type(method).__name__)
+
+        monkeypatch.setattr(plan_module, "check_setup", load)
+        for seed, status in enumerate(["finished", "finished", "failed"]):
+            for method in ("joint-sketch", "dp-ftrl"):
+                folder = tmp_path / "cells" / f"{method}-eps-1-seed-{seed}"
+                folder.mkdir(parents=True)
+                ended = status if method == "dp-ftrl" else "finished"
+                (folder / "cell.json").write_text(json.dumps({"status": ended}))
+        asked = {"methods": ["joint-sketch", "dp-ftrl"], "seeds": 3}
+        for folder, number in ((tmp_path, 1), (None, 2)):
+            loaded.clear()
+            checked(data, folder=folder, **asked)
+            assert len(loaded) == number
 
     def test_text_of_the_users_is_not_public(self, tmp_path: Path) -> None:
         file = tmp_path / "users.jsonl"

@@ -208,7 +208,7 @@ class TestComparison:
         self, compared: Compared, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The run is not repeated, nothing is spent, and what failed is tried once more."""
-        monkeypatch.setattr(Plan, "check", lambda _: None)  # as it was checked before
+        monkeypatch.setattr(Plan, "check", lambda *_: None)  # as it was checked before
         before = cells(compared.folder)
         run = RunDirectory.open(compared.folder / before["pre-text"]["run"])
         ledger = run.ledger_file.read_bytes()
