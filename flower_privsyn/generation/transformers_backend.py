@@ -27,10 +27,10 @@ from flower_privsyn.generation.backends import (
     text_seeds,
 )
 from flower_privsyn.models.adapters import AdapterSwitch
+from flower_privsyn.models.attention import attend_by_products
 from flower_privsyn.models.pretrained import (
     Precision,
     accepted_arguments,
-    attend_by_products,
     context_of,
     decoder_start_token,
     is_encoder_decoder,

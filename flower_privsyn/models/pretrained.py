@@ -119,16 +119,6 @@ def load_pretrained(
     return model.to(chosen_device), load_tokenizer(name)
 
 
-def attend_by_products(model: Any) -> None:
-    """Have a model that computes in half precision on a CPU attend by two plain products.
-
-    PyTorch's fused attention takes 4 times as long there, for one query at a time and in training
-    on rows of up to 256 tokens; the products hold as many numbers as a row has pairs of tokens.
-    """
-    if model.device.type == "cpu" and model.config._attn_implementation == "sdpa":
-        model.set_attn_implementation("eager")
-
-
 def padded(rows: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows as one batch: the tokens, and 1 where there is one; both (rows, longest) integers.
 

@@ -29,8 +29,9 @@ from flower_privsyn.checks import (
 from flower_privsyn.errors import ConfigError, TrainingError
 from flower_privsyn.models import provenance, resolve_model
 from flower_privsyn.models.adapters import with_adapters
+from flower_privsyn.models.attention import attend_by_products
 from flower_privsyn.models.library import save_model
-from flower_privsyn.models.pretrained import attend_by_products, choose_dtype, load_pretrained
+from flower_privsyn.models.pretrained import choose_dtype, load_pretrained
 from flower_privsyn.training import storage
 from flower_privsyn.training.common import check_weights, own_random_state
 from flower_privsyn.training.distillation import (
