@@ -227,7 +227,6 @@ _ADAPTERS: Final[dict[str, Any]] = {
     "learning_rate": 5e-4,
     "schedule": "constant",
     "warmup_steps": 4,
-    "precision": "float32",
 }
 
 
