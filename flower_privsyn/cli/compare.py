@@ -61,7 +61,7 @@ def compare(
         str, option("MODEL", "causal model every method is to make better")
     ] = "privsyn-tiny",
     steps: Annotated[int, option("N", "of its fine-tuning, at most")] = 2700,
-    learning_rate: Annotated[float, option("X", "AdamW's")] = 5e-4,
+    learning_rate: Annotated[float, option("X", "AdamW's; four times it is tried too")] = 5e-4,
     app: Annotated[
         str | None, option("DIR", "folder of the runs' settings (default: the package's)")
     ] = None,

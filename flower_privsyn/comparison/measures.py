@@ -3,9 +3,10 @@
 What methods are compared with is made here, too: floors, which ask nobody, and ceiling. Everything
 here is computed from private text without noise.
 
-Every student that learns at the server has as many steps as suit it best, whatever gave the text:
-it is trained in 100, 300, 900 ... steps, each time anew with a schedule of that length, until the
-next is no better on tuning users, by bits; the held-out ones are read once, with the best.
+Every student that learns at the server has the steps and the rate that suit it best, whatever gave
+the text: it is trained in 100, 300, 900 ... steps, each time anew with a schedule of that length,
+until the next is no better on tuning users, by bits; then from the best length on at four times the
+rate. The held-out users are read once, with the best.
 """
 
 from __future__ import annotations
@@ -43,9 +44,10 @@ from flower_privsyn.run import RunDirectory
 
 if TYPE_CHECKING:
     from flower_privsyn.evaluation.language_model import LanguageModelEvaluation
+    from flower_privsyn.training.causal import CausalTraining
     from flower_privsyn.training.distillation import Distillation
 
-#: Folder of a model that a cell has trained, in that of the cell; the steps follow.
+#: Folder of a model that a cell has trained, in that of the cell; steps and rate follow.
 STUDENT: Final = "student-"
 
 #: How many tokens of each held-out user it finds: in the folder of a cell.
@@ -141,11 +143,11 @@ class Measures:
             distillation: a teacher on them; None for the texts alone.
         """
 
-        def train(steps: int, output: Path) -> None:
+        def train(how: CausalTraining, output: Path) -> None:
             tuned(
                 self.plan.downstream,
                 texts,
-                settings=replace(self.plan.training, max_steps=steps),
+                settings=how,
                 output=output,
                 seed=job.cell.seed,
                 progress=job.progress,
@@ -155,25 +157,38 @@ class Measures:
 
         return self.of_best(job, train)
 
-    def of_best(self, job: Job, train: Callable[[int, Path], None]) -> dict[str, Any]:
-        """The figures of a student of as many steps as are best on tuning users.
+    def of_best(self, job: Job, train: Callable[[CausalTraining, Path], None]) -> dict[str, Any]:
+        """The figures of a student of the steps and the rate that are best on tuning users.
+
+        Longer and longer at the rate of the plan while that helps, then from the best of the
+        lengths on at four times the rate: much text is learnt better so, and few texts worse.
 
         Args:
             job: the cell.
-            train: trains it in so many steps and writes it to a folder, unless that is there.
+            train: trains it so, and writes it to a folder, unless that is there.
         """
-        bits: dict[int, float] = {}
-        for steps in self.plan.lengths:
-            train(steps, student := job.folder / f"{STUDENT}{steps}")
-            tuning = self.samples(self.plan.people.tuning)
-            bits[steps] = self._evaluated(job, str(student), tuning).cross_entropy.value
-            if bits[steps] > min(bits.values()):
-                break
-        best = min(bits, key=lambda steps: bits[steps])
-        found = self.quality(job, str(job.folder / f"{STUDENT}{best}"))
-        for steps in bits.keys() - {best}:
-            shutil.rmtree(job.folder / f"{STUDENT}{steps}")
-        return {**found, "steps": best, "tried_steps": list(bits)}
+        own: CausalTraining = self.plan.training
+        bits: dict[CausalTraining, float] = {}
+        tuning = self.samples(self.plan.people.tuning)
+        best = replace(own, max_steps=self.plan.lengths[0])
+
+        def folder(how: CausalTraining) -> Path:
+            return job.folder / f"{STUDENT}{how.max_steps}-{how.learning_rate:g}"
+
+        for rate in (own.learning_rate, 4 * own.learning_rate):
+            for steps in [one for one in self.plan.lengths if one >= best.max_steps]:
+                how = replace(own, max_steps=steps, learning_rate=rate)
+                train(how, folder(how))
+                bits[how] = self._evaluated(job, str(folder(how)), tuning).cross_entropy.value
+                if bits[how] > min(bits.values()):
+                    break
+                best = how
+        found = self.quality(job, str(folder(best)))
+        for how in bits.keys() - {best}:
+            shutil.rmtree(folder(how))
+        tried = [(how.max_steps, how.learning_rate) for how in bits]
+        learned = {"steps": best.max_steps, "learning_rate": best.learning_rate, "tried": tried}
+        return found | learned
 
     def _evaluated(
         self, job: Job, model: str, samples: Samples, users_file: Path | None = None

@@ -55,6 +55,7 @@ from flower_privsyn.report.comparison import called, markdown
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.directory import TRAINED_MODEL, OwnerFolder
 from flower_privsyn.run.run_format import STOPPED, without_places
+from flower_privsyn.training.causal import CausalTraining
 from flower_privsyn.training.storage import weight_files
 
 #: Figures of a cell that the table has, by the part of its record.
@@ -265,24 +266,28 @@ class Comparison:
             texts = [str(record["text"]) for record in files.read_json_lines(run.synthetic_jsonl)]
             return {**found, **self._measures.of_text(job, texts, found["costs"])}
         if job.cell.method.kind == "chosen text":
-            quality = self._measures.of_best(job, partial(self._taught, run))
+            quality = self._measures.of_best(job, partial(self._taught, job, run))
         else:
             quality = self._measures.quality(job, str(run.path / TRAINED_MODEL))
         return {**found, "quality": quality, "texts": None, "samples": []}
 
-    def _taught(self, run: RunDirectory, steps: int, output: Path) -> None:
-        """Train the student of a finished run anew in so many steps, of the releases that it has.
+    def _taught(self, job: Job, run: RunDirectory, how: CausalTraining, output: Path) -> None:
+        """Train the student of a finished run anew so, of the releases that it has.
 
         Args:
+            job: the cell.
             run: whose student the server trains.
-            steps: of the student.
+            how: steps and rate of the student; of a method with its own rate, the same share of it.
             output: folder of a copy of it, unless it is there.
         """
         if output.exists():
             return
-        if steps != run.config["student-steps"]:
+        share = how.learning_rate / self.plan.training.learning_rate
+        rate = job.values["learning-rate"] * share
+        asked = {"student-steps": how.max_steps, "learning-rate": rate}
+        if any(run.config[key] != value for key, value in asked.items()):
             run.mark_failed(ConfigError("its student is trained anew, of the same releases"))
-            outcome = resume_run(run.path, settings=[f"student-steps={steps}"])
+            outcome = resume_run(run.path, settings=[f"{key}={asked[key]}" for key in asked])
             if outcome.error is not None:
                 raise FederationError(outcome.error)
         built = output.with_name(f"{output.name}.built")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -93,27 +94,46 @@ def test_what_is_copied_stands_beside_what_held_out_text_repeats(
     assert found["copies_held_out"] == pytest.approx(0.05)
 
 
-def test_a_student_has_the_steps_that_are_best_on_tuning_users(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("slow", "fast", "best"),
+    [
+        ({100: 3.0, 300: 2.5, 900: 2.7}, {300: 2.6}, (300, 5e-4)),
+        ({100: 3.0, 300: 2.5, 900: 2.7}, {300: 2.4, 900: 2.3, 2700: 2.35}, (900, 2e-3)),
+        ({100: 3.0, 300: 2.5, 900: 2.4, 2700: 2.3}, {2700: 2.2}, (2700, 2e-3)),
+    ],
+)
+def test_a_student_has_the_steps_and_the_rate_that_are_best_on_tuning_users(
+    slow: dict[int, float],
+    fast: dict[int, float],
+    best: tuple[int, float],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And held-out users are read once, whatever they would have chosen."""
     monkeypatch.setattr(measures, "load_embedder", lambda *_, **__: HashEmbedder())
     tuning, held_out = people("t", users=2, texts=1), people("h", users=3, texts=1)
     plan = plan_of(people("p", users=2, texts=1), held_out)
     plan = replace(plan, people=replace(plan.people, tuning=tuning))
-    read: list[tuple[str, bool]] = []
+    nats = {(steps, 5e-4): slow[steps] for steps in slow}
+    nats |= {(steps, 2e-3): fast[steps] for steps in fast}
+    tried = list(nats)
+    read: list[tuple[tuple[int, float], bool]] = []
 
     def evaluate(model: str, texts: list[str], **_: Any) -> Any:
-        read.append((Path(model).name, len(texts) == len(held_out)))
-        nats = {"student-100": 3.0, "student-300": 2.5, "student-900": 2.7}[Path(model).name]
-        one = Interval(value=nats, low=nats, high=nats)
+        how = json.loads((Path(model) / "how.json").read_text())
+        read.append((tuple(how), len(texts) == len(held_out)))
+        one = Interval(value=nats[tuple(how)], low=0.0, high=9.0)
         return SimpleNamespace(cross_entropy=one, next_token_accuracy=one, bits_per_byte=one)
 
+    def train(how: CausalTraining, output: Path) -> None:
+        output.mkdir()
+        (output / "how.json").write_text(json.dumps([how.max_steps, how.learning_rate]))
+
     monkeypatch.setattr(measures, "evaluate_language_model", evaluate)
-    found = Measures(plan).of_best(job_in(tmp_path), lambda _, output: output.mkdir())
-    assert (found["steps"], found["bits_per_byte"]) == (300, 2.5)
-    assert read == [
-        *((f"student-{steps}", False) for steps in (100, 300, 900)),
-        ("student-300", True),
-    ]
-    assert [folder.name for folder in tmp_path.glob("student-*")] == ["student-300"]
+    found = Measures(plan).of_best(job_in(tmp_path), train)
+    assert (found["steps"], found["learning_rate"]) == best
+    assert found["bits_per_byte"] == nats[best]
+    assert found["tried"] == tried
+    assert read == [*((one, False) for one in tried), (best, True)]
+    (left,) = tmp_path.glob("student-*")
+    assert json.loads((left / "how.json").read_text()) == list(best)
