@@ -159,8 +159,8 @@ def caption(document: Mapping[str, Any]) -> str:
         f"{document['downstream']} on the text of {data['held_out_users']:,} held-out users of "
         f"{data['name']}; {people}, δ = {document['delta']:.2g}; mean ± standard error over "
         f"{counted(seeds, 'seed')}. A student of the server's has the steps and the rate that are "
-        f"best on {data['tuning_users']:,} other users. Gap closed: by bits, from the public model (0), or "
-        "the best floor, to fine-tuning on the private text itself (100). In brackets 95 % "
+        f"best on {data['tuning_users']:,} other users. Gap closed: by bits, from the public model "
+        "(0), or the best floor, to fine-tuning on the private text itself (100). In brackets 95 % "
         "intervals over held-out users, the same of both that are compared."
         f"{_lost_rounds(document)}{copies} Traffic and CPU time are of one user in the whole run."
     )
