@@ -50,8 +50,8 @@ def compare(
         int | None,
         option(
             "N",
-            "users that choose how long students learn, and do no more (default: 300, or a tenth "
-            "below 3,000 users)",
+            "users that choose how long and fast students learn, and do no more (default: 300, or "
+            "a tenth below 3,000 users)",
         ),
     ] = None,
     delta: Annotated[
@@ -97,11 +97,10 @@ def compare(
 ) -> int:
     """Run methods on the same users and compare (not private).
 
-    One downstream model is fine-tuned on what each gives, in as many steps as suit it best, and
-    measured on users who took no part.
-    The figures are computed from private text without noise: they are for choosing a method. The
-    same command continues what was interrupted; one for more methods, epsilons or seeds with the
-    same --output adds them to the table.
+    One downstream model is fine-tuned on what each gives, by the steps and the rate that suit it
+    best, and measured on users who took no part. The figures are computed from private text without
+    noise: they are for choosing a method. The same command continues what was interrupted; one for
+    more methods, epsilons or seeds with the same --output adds them to the table.
     """
     from flower_privsyn.comparison import APP, Comparison, People, make_plan
     from flower_privsyn.data.load import COLUMNS

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +25,7 @@ import numpy as np
 from flower_privsyn.comparison.plan import Cell, Plan
 from flower_privsyn.data import Chunking, Samples, Users
 from flower_privsyn.embedding import load_embedder, load_tokenizer
-from flower_privsyn.errors import DataError
+from flower_privsyn.errors import DataError, FederationError, TrainingError
 from flower_privsyn.evaluation.copies import copy_rates
 from flower_privsyn.evaluation.language_model import evaluate_language_model
 from flower_privsyn.evaluation.result import STAMP
@@ -49,6 +48,9 @@ if TYPE_CHECKING:
 
 #: Folder of a model that a cell has trained, in that of the cell; steps and rate follow.
 STUDENT: Final = "student-"
+
+#: Rates that a student is trained at, in those of the plan.
+RATES: Final = (1, 4)
 
 #: How many tokens of each held-out user it finds: in the folder of a cell.
 USERS_FILE: Final = "held_out.npy"
@@ -168,27 +170,26 @@ class Measures:
             train: trains it so, and writes it to a folder, unless that is there.
         """
         own: CausalTraining = self.plan.training
-        bits: dict[CausalTraining, float] = {}
+        bits: dict[str, float] = {}
         tuning = self.samples(self.plan.people.tuning)
-        best = replace(own, max_steps=self.plan.lengths[0])
-
-        def folder(how: CausalTraining) -> Path:
-            return job.folder / f"{STUDENT}{how.max_steps}-{how.learning_rate:g}"
-
-        for rate in (own.learning_rate, 4 * own.learning_rate):
-            for steps in [one for one in self.plan.lengths if one >= best.max_steps]:
-                how = replace(own, max_steps=steps, learning_rate=rate)
-                train(how, folder(how))
-                bits[how] = self._evaluated(job, str(folder(how)), tuning).cross_entropy.value
-                if bits[how] > min(bits.values()):
+        steps, best = self.plan.lengths[0], ""
+        for times in RATES:
+            for longer in [one for one in self.plan.lengths if one >= steps]:
+                how = replace(own, max_steps=longer, learning_rate=times * own.learning_rate)
+                name = f"{STUDENT}{longer}" + (f"-{times}x" if times > 1 else "")
+                try:
+                    train(how, job.folder / name)
+                except (TrainingError, FederationError):
+                    if not bits:
+                        raise
+                    break  # at a rate at which it comes to nothing
+                student = str(job.folder / name)
+                bits[name] = self._evaluated(job, student, tuning).cross_entropy.value
+                if bits[name] > min(bits.values()):
                     break
-                best = how
-        found = self.quality(job, str(folder(best)))
-        for how in bits.keys() - {best}:
-            shutil.rmtree(folder(how))
-        tried = [(how.max_steps, how.learning_rate) for how in bits]
-        learned = {"steps": best.max_steps, "learning_rate": best.learning_rate, "tried": tried}
-        return found | learned
+                steps, best = longer, name
+        found = self.quality(job, str(job.folder / best))
+        return {**found, "steps": steps, "student": best, "tried": list(bits)}
 
     def _evaluated(
         self, job: Job, model: str, samples: Samples, users_file: Path | None = None

@@ -1,9 +1,9 @@
 """Who takes part in a comparison, who tunes it, and whose text measures it: dealt by ids alone.
 
-Whatever is chosen while looking at users fits them better than others. So how long a student learns
-is chosen on tuning users, who are in no other set; and one user in ten, by a hash of the id, is
-sealed: in no private set, no held-out set and no tuning, whatever the order of a file, until the
-choices are made and one last table is.
+Whatever is chosen while looking at users fits them better than others. So how long and fast a
+student learns is chosen on tuning users, who are in no other set; and one in ten, by a hash of the
+id, is sealed: in no private set, no held-out set and no tuning, whatever the order of a file, until
+the choices are made and one last table is.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class People:
         source: the data, as it was named.
         groups: users that take part, at least one group of them, no user in two: a seed asks one,
             the next seed the next.
-        tuning: users that never do; how long a student learns is chosen on them.
+        tuning: users that never do; how long and fast a student learns is chosen on them.
         held_out: users that never do; all figures are about them.
         opened: whether the held-out users are sealed ones.
     """

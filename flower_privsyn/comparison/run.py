@@ -29,7 +29,9 @@ import numpy as np
 from flower_privsyn import environment, files
 from flower_privsyn.comparison.measures import (
     MAX_TEXTS,
+    RATES,
     REFERENCES,
+    STUDENT,
     USERS_FILE,
     Job,
     Measures,
@@ -93,6 +95,7 @@ class Comparison:
             "users": plan.people.fingerprint(),
             "downstream": plan.downstream,
             "training": dict(vars(plan.training)),
+            "rates": RATES,
             "max_texts": MAX_TEXTS,
             "delta": plan.delta,
             "downstream_files": weight_files(files.located(plan.downstream)),
@@ -230,6 +233,9 @@ class Comparison:
         files.write_json(job.file, record)
         if record["error"] is not None:
             return f"failed: {record['error']}"
+        for student in job.folder.glob(f"{STUDENT}*"):
+            if student.name != record["quality"].get("student"):
+                shutil.rmtree(student)
         accuracy = record["quality"]["next_token_accuracy"]
         return f"next-token accuracy {accuracy:.4f} on held-out users ({self.plan.stamp})"
 
@@ -277,13 +283,14 @@ class Comparison:
         Args:
             job: the cell.
             run: whose student the server trains.
-            how: steps and rate of the student; of a method with its own rate, the same share of it.
+            how: steps and rate of the student, and of a teacher that learns first; of a method with
+                its own rate, as many times that.
             output: folder of a copy of it, unless it is there.
         """
         if output.exists():
             return
-        share = how.learning_rate / self.plan.training.learning_rate
-        rate = job.values["learning-rate"] * share
+        times = how.learning_rate / self.plan.training.learning_rate
+        rate = times * job.values["learning-rate"]
         asked = {"student-steps": how.max_steps, "learning-rate": rate}
         if any(run.config[key] != value for key, value in asked.items()):
             run.mark_failed(ConfigError("its student is trained anew, of the same releases"))

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 #: What Transformers calls the products of this file.
 _PRODUCTS: Final = "privsyn-products"
 
-#: What they take; a model whose own products take more, such as sinks, keeps its own.
+#: What they take; a model whose own products take more keeps its own.
 _TAKEN: Final = frozenset(
     ("module", "query", "key", "value", "attention_mask", "scaling", "dropout", "softcap", "kwargs")
 )
@@ -28,8 +28,7 @@ def attend_by_products(model: Any) -> None:
     """
     if model.device.type != "cpu" or model.config._attn_implementation != "sdpa":
         return
-    own = getattr(sys.modules[type(model).__module__], "eager_attention_forward", None)
-    if own is None or not _TAKEN.issuperset(inspect.signature(own).parameters):
+    if not _shares_keys(model):
         model.set_attn_implementation("eager")
         return
     from transformers import AttentionInterface
@@ -38,6 +37,19 @@ def attend_by_products(model: Any) -> None:
     AttentionInterface.register(_PRODUCTS, _products)
     ALL_MASK_ATTENTION_FUNCTIONS.register(_PRODUCTS, ALL_MASK_ATTENTION_FUNCTIONS["eager"])
     model.set_attn_implementation(_PRODUCTS)
+
+
+def _shares_keys(model: Any) -> bool:
+    """Whether heads share keys, and attend by nothing but what `_products` takes."""
+    config = model.config.get_text_config()
+    groups = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    own = getattr(sys.modules[type(model).__module__], "eager_attention_forward", None)
+    if groups == config.num_attention_heads or own is None:
+        return False
+    taken = inspect.signature(own).parameters.keys()
+    # An indexer of sparse attention masks what it leaves out under Transformers' own names alone.
+    sparse = any(name.endswith("indexer") for name, _ in model.named_modules())
+    return "scaling" in taken and _TAKEN.issuperset(taken) and not sparse
 
 
 def _products(
@@ -59,7 +71,7 @@ def _products(
         query: (rows, heads, t, d).
         key: (rows, groups, s, d), one for heads / groups heads.
         value: (rows, groups, s, e).
-        attention_mask: (rows, 1, t, at least s), added to the products; None for none.
+        attention_mask: (rows, 1 or heads, t, at least s), added to the products; None for none.
         scaling: of the products.
         dropout: of the weights, in training.
         softcap: the largest product; None for any.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +15,7 @@ from flower_privsyn.comparison import APP, People, measures
 from flower_privsyn.comparison.measures import Job, Measures
 from flower_privsyn.comparison.plan import Cell, Plan
 from flower_privsyn.data import Users
-from flower_privsyn.errors import DataError
+from flower_privsyn.errors import DataError, TrainingError
 from flower_privsyn.evaluation.language_model import Interval
 from flower_privsyn.host.app import load_app
 from flower_privsyn.progress import Progress
@@ -94,46 +94,65 @@ def test_what_is_copied_stands_beside_what_held_out_text_repeats(
     assert found["copies_held_out"] == pytest.approx(0.05)
 
 
+BURST = math.inf
+
+
 @pytest.mark.parametrize(
-    ("slow", "fast", "best"),
+    ("nats", "best"),
     [
-        ({100: 3.0, 300: 2.5, 900: 2.7}, {300: 2.6}, (300, 5e-4)),
-        ({100: 3.0, 300: 2.5, 900: 2.7}, {300: 2.4, 900: 2.3, 2700: 2.35}, (900, 2e-3)),
-        ({100: 3.0, 300: 2.5, 900: 2.4, 2700: 2.3}, {2700: 2.2}, (2700, 2e-3)),
+        ({"100": 3.0, "300": 2.5, "900": 2.7, "300-4x": 2.6}, "300"),
+        (
+            {"100": 3.0, "300": 2.5, "900": 2.7, "300-4x": 2.4, "900-4x": 2.3, "2700-4x": 2.35},
+            "900-4x",
+        ),
+        ({"100": 3.0, "300": 2.5, "900": 2.4, "2700": 2.3, "2700-4x": 2.2}, "2700-4x"),
+        ({"100": 3.0, "300": 3.1, "100-4x": BURST}, "100"),
     ],
 )
 def test_a_student_has_the_steps_and_the_rate_that_are_best_on_tuning_users(
-    slow: dict[int, float],
-    fast: dict[int, float],
-    best: tuple[int, float],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    nats: dict[str, float], best: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And held-out users are read once, whatever they would have chosen."""
     monkeypatch.setattr(measures, "load_embedder", lambda *_, **__: HashEmbedder())
     tuning, held_out = people("t", users=2, texts=1), people("h", users=3, texts=1)
     plan = plan_of(people("p", users=2, texts=1), held_out)
     plan = replace(plan, people=replace(plan.people, tuning=tuning))
-    nats = {(steps, 5e-4): slow[steps] for steps in slow}
-    nats |= {(steps, 2e-3): fast[steps] for steps in fast}
-    tried = list(nats)
-    read: list[tuple[tuple[int, float], bool]] = []
+    read: list[tuple[str, bool]] = []
 
     def evaluate(model: str, texts: list[str], **_: Any) -> Any:
-        how = json.loads((Path(model) / "how.json").read_text())
-        read.append((tuple(how), len(texts) == len(held_out)))
-        one = Interval(value=nats[tuple(how)], low=0.0, high=9.0)
+        name = Path(model).name.removeprefix("student-")
+        read.append((name, len(texts) == len(held_out)))
+        one = Interval(value=nats[name], low=0.0, high=9.0)
         return SimpleNamespace(cross_entropy=one, next_token_accuracy=one, bits_per_byte=one)
 
     def train(how: CausalTraining, output: Path) -> None:
-        output.mkdir()
-        (output / "how.json").write_text(json.dumps([how.max_steps, how.learning_rate]))
+        name = output.name.removeprefix("student-")
+        steps, _, times = name.partition("-")
+        assert how.max_steps == int(steps)
+        assert how.learning_rate == (4 if times else 1) * plan.training.learning_rate
+        if nats[name] is BURST:
+            raise TrainingError("the loss is not finite")
 
     monkeypatch.setattr(measures, "evaluate_language_model", evaluate)
     found = Measures(plan).of_best(job_in(tmp_path), train)
-    assert (found["steps"], found["learning_rate"]) == best
+    assert f"student-{best}" == found["student"]
     assert found["bits_per_byte"] == nats[best]
-    assert found["tried"] == tried
-    assert read == [*((one, False) for one in tried), (best, True)]
-    (left,) = tmp_path.glob("student-*")
-    assert json.loads((left / "how.json").read_text()) == list(best)
+    tried = [name for name in nats if nats[name] is not BURST]
+    assert found["tried"] == [f"student-{name}" for name in tried]
+    assert read == [*((name, False) for name in tried), (best, True)]
+
+
+def test_a_training_that_comes_to_nothing_at_the_rate_of_the_plan_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measures, "load_embedder", lambda *_, **__: HashEmbedder())
+    some = people("p", users=2, texts=1)
+    plan = plan_of(some, some)
+
+    def train(*_: object) -> None:
+        raise TrainingError("the loss is not finite")
+
+    with pytest.raises(TrainingError, match="not finite"):
+        Measures(replace(plan, people=replace(plan.people, tuning=some))).of_best(
+            job_in(tmp_path), train
+        )

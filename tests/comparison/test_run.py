@@ -5,8 +5,9 @@ import io
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -31,6 +32,7 @@ from flower_privsyn.host.app import App, load_app
 from flower_privsyn.host.launch import Outcome
 from flower_privsyn.report.summary import RunSummary
 from flower_privsyn.run import RunDirectory
+from flower_privsyn.run.directory import TRAINED_MODEL
 from flower_privsyn.run.run_format import FORMAT
 from flower_privsyn.testing import LoopbackGrid, flower_identity
 
@@ -257,6 +259,33 @@ class TestFolder:
         monkeypatch.setattr(comparison_run, "weight_files", lambda model: {"other": "weights"})
         with pytest.raises(ConfigError, match="another value of downstream_files"):
             Comparison(self.plan(), tmp_path)
+
+    def test_a_student_is_trained_anew_of_the_same_release(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Of a method with its own rate at as many times that; what is there is not made again."""
+        comparison = Comparison(self.plan(), tmp_path)
+        config = {"student-steps": 100, "learning-rate": 1e-4}
+        (tmp_path / "run" / TRAINED_MODEL).mkdir(parents=True)
+        run: Any = SimpleNamespace(path=tmp_path / "run", config=config, mark_failed=lambda _: None)
+        job: Any = SimpleNamespace(values={"learning-rate": 1e-4})
+        asked: list[list[str]] = []
+
+        def resume(path: Path, *, settings: list[str]) -> Any:
+            asked.append(settings)
+            return SimpleNamespace(error=None)
+
+        monkeypatch.setattr(comparison_run, "resume_run", resume)
+        own = comparison.plan.training
+        fast = replace(own, max_steps=300, learning_rate=4 * own.learning_rate)
+        for how, name in (
+            (replace(own, max_steps=100), "as-it-is"),
+            (fast, "fast"),
+            (fast, "fast"),
+        ):
+            comparison._taught(job, run, how, tmp_path / name)
+            assert (tmp_path / name).is_dir()
+        assert asked == [["student-steps=300", "learning-rate=0.0004"]]
 
     def test_a_second_command_adds_to_the_table(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
