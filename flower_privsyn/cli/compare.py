@@ -34,25 +34,17 @@ def compare(
     users: Annotated[
         int,
         option(
-            "N",
-            "users that take part, others for every seed while there are some (default: all)",
-            show_default=False,
+            "N", "users that take part, others for every seed (default: all)", show_default=False
         ),
     ] = 0,
     held_out_users: Annotated[
         int | None,
-        option(
-            "N", "users of --data that never take part (default: 500, or a fifth below 2,500 users)"
-        ),
+        option("N", "users of --data that never take part (default: a fifth, at most 500)"),
     ] = None,
     held_out: Annotated[str | None, option("FILE", "users that never take part")] = None,
     tuning_users: Annotated[
         int | None,
-        option(
-            "N",
-            "users that choose how long and fast students learn, and do no more (default: 300, or "
-            "a tenth below 3,000 users)",
-        ),
+        option("N", "users that choose steps and rate alone (default: a tenth, at most 300)"),
     ] = None,
     delta: Annotated[
         float | None, option("D", "of every run (default: 1 / (n ln n), n users)")
@@ -67,10 +59,7 @@ def compare(
     ] = None,
     config: Annotated[
         list[str] | None,
-        option(
-            "SIZE ...",
-            "folders in its conf/; of a method in several, the first counts (default: cpu)",
-        ),
+        option("SIZE ...", "folders in its conf/; of several the first (default: cpu)"),
     ] = None,
     public_text: Annotated[
         str | None, option("FILE", "public text of all methods (default: the app's, bundled)")
@@ -86,12 +75,7 @@ def compare(
     ] = None,
     sealed_users: Annotated[
         int,
-        option(
-            "N",
-            "hold out so many of the tenth of all users that is kept for one last table; stamps "
-            "every output",
-            show_default=False,
-        ),
+        option("N", "hold out so many of the sealed tenth; stamps all output", show_default=False),
     ] = 0,
     output: Annotated[str, option("DIR", "where to write")] = "comparison",
 ) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import sys
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -12,10 +10,8 @@ if TYPE_CHECKING:
 #: What Transformers calls the products of this file.
 _PRODUCTS: Final = "privsyn-products"
 
-#: What they take; a model whose own products take more keeps its own.
-_TAKEN: Final = frozenset(
-    ("module", "query", "key", "value", "attention_mask", "scaling", "dropout", "softcap", "kwargs")
-)
+#: Models whose own products are these; others may have sinks, caps or sparse masks of their own.
+_SAME: Final = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text", "granite", "olmo2", "smollm3")
 
 
 def attend_by_products(model: Any) -> None:
@@ -28,7 +24,8 @@ def attend_by_products(model: Any) -> None:
     """
     if model.device.type != "cpu" or model.config._attn_implementation != "sdpa":
         return
-    if not _shares_keys(model):
+    config = model.config
+    if config.model_type not in _SAME or config.num_key_value_heads == config.num_attention_heads:
         model.set_attn_implementation("eager")
         return
     from transformers import AttentionInterface
@@ -37,19 +34,6 @@ def attend_by_products(model: Any) -> None:
     AttentionInterface.register(_PRODUCTS, _products)
     ALL_MASK_ATTENTION_FUNCTIONS.register(_PRODUCTS, ALL_MASK_ATTENTION_FUNCTIONS["eager"])
     model.set_attn_implementation(_PRODUCTS)
-
-
-def _shares_keys(model: Any) -> bool:
-    """Whether heads share keys, and attend by nothing but what `_products` takes."""
-    config = model.config.get_text_config()
-    groups = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    own = getattr(sys.modules[type(model).__module__], "eager_attention_forward", None)
-    if groups == config.num_attention_heads or own is None:
-        return False
-    taken = inspect.signature(own).parameters.keys()
-    # An indexer of sparse attention masks what it leaves out under Transformers' own names alone.
-    sparse = any(name.endswith("indexer") for name, _ in model.named_modules())
-    return "scaling" in taken and _TAKEN.issuperset(taken) and not sparse
 
 
 def _products(
@@ -61,7 +45,6 @@ def _products(
     *,
     scaling: float,
     dropout: float = 0.0,
-    softcap: float | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As `eager_attention_forward` of a model.
@@ -74,7 +57,6 @@ def _products(
         attention_mask: (rows, 1 or heads, t, at least s), added to the products; None for none.
         scaling: of the products.
         dropout: of the weights, in training.
-        softcap: the largest product; None for any.
 
     Returns:
         (rows, t, heads, e), and the weights, (rows, heads, t, s).
@@ -85,8 +67,6 @@ def _products(
     groups, seen = key.shape[1], key.shape[2]
     together = query.reshape(rows, groups, heads // groups * length, -1)
     weights = torch.matmul(together, key.transpose(2, 3)) * scaling
-    if softcap is not None:
-        weights = torch.tanh(weights / softcap) * softcap
     weights = weights.view(rows, heads, length, seen)
     if attention_mask is not None:
         weights = weights + attention_mask[..., :seen]
