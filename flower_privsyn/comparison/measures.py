@@ -37,6 +37,7 @@ from flower_privsyn.evaluation.run import (
     tuned,
 )
 from flower_privsyn.files import located, read_json, read_json_lines
+from flower_privsyn.generation.generators import ExpandingSettings
 from flower_privsyn.progress import Progress
 from flower_privsyn.report.summary import RunSummary
 from flower_privsyn.run import RunDirectory
@@ -402,12 +403,9 @@ def prompt_chosen(job: Job, measures: Measures) -> dict[str, Any]:
 
 def _told(job: Job) -> list[str]:
     """What the generator writes of the domain: once for all cells that are told the same."""
-    from flower_privsyn.generation.generators import ExpandingSettings
-
-    said = {key: job.values[key] for key in (*ExpandingSettings.of_lists(), "synthetic-samples")}
-    said |= {"prompt": "", "num-candidates": 1}
+    said = {key: job.values[key] for key in _TOLD} | {"prompt": "", "num-candidates": 1}
     told = hashlib.blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=8).hexdigest()
-    once = replace(job, values={**job.values, **said, "seed": 0})
+    once = replace(job, values={**said, "seed": 0})
     return _expanded(once, [], source="told", kept=job.folder.parent / f"told-{told}.jsonl")
 
 
@@ -475,6 +473,28 @@ REFERENCES: Final[Mapping[str, Callable[[Job, Measures], dict[str, Any]]]] = {
     "finetune-private": ceiling,
 }
 
+#: What all are measured by.
+_MEASURED: Final = frozenset({"embedding-model", "embedding-precision", "max-tokens"})
+#: What the text of a generator that is told the domain depends on.
+_TOLD: Final = ExpandingSettings.of_lists() - {"prompt"} | {"synthetic-samples"}
+_EXPANDED: Final = _MEASURED | _TOLD | {"num-candidates", "prompt"}
+
+#: Settings that the figures of each depend on: with another value of any other they stay what they
+#: are.
+READ: Final[Mapping[str, frozenset[str]]] = {
+    "public-only": _MEASURED,
+    "expand-only": _EXPANDED | {"public-text"},
+    "random-public": _MEASURED | {"public-text"},
+    "distill-public": _MEASURED | {"public-text", "teacher"},
+    "told-domain": _MEASURED | _TOLD,
+    "prompt-chosen": _MEASURED
+    | _TOLD
+    | {"public-text", "least-row-tokens", "least-selected", "select-share"},
+    "dp-prompt": _MEASURED | {"generator", "max-new-tokens", "synthetic-samples", "temperature"},
+    "expand-private": _EXPANDED,
+    "finetune-private": _MEASURED,
+}
+
 
 def _expanded(
     job: Job, known: Sequence[str], *, source: str, kept: Path | None = None
@@ -487,7 +507,6 @@ def _expanded(
         source: what they are called.
         kept: where the texts are written down; None for a file of the cell's.
     """
-    from flower_privsyn.generation.generators import ExpandingSettings
     from flower_privsyn.strategies._synthesis import ExpansionSettings, expand_resumably
 
     values, kept = job.values, kept or job.folder / "expanded.jsonl"

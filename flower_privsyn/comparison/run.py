@@ -3,7 +3,7 @@
 On disk:
 
     compare.json  comparison.md                     rewritten after every cell
-    data/private.jsonl  data/held_out.jsonl         the users, as they were split
+    data/{private-0,tuning,held_out}.jsonl          the users, as they were split
     cells/<method>-eps-<epsilon>-seed-<seed>/run    the run directory, of methods that ask users
                                             cell.json   what was measured
 
@@ -30,6 +30,7 @@ from flower_privsyn import environment, files
 from flower_privsyn.comparison.measures import (
     MAX_TEXTS,
     RATES,
+    READ,
     REFERENCES,
     STUDENT,
     USERS_FILE,
@@ -184,12 +185,13 @@ class Comparison:
         return folder
 
     def _refuse_changed(self, job: Job) -> None:
-        """Refuse to put a cell of other settings beside the new ones."""
+        """Refuse to put a cell of other settings, of those that it reads, beside the new ones."""
         before = job.record.get("settings")
         if before is None:
             return
         asked = json.loads(json.dumps(without_places(job.values)))
-        for key in sorted(asked.keys() | before.keys()):
+        keys = asked.keys() | before.keys()
+        for key in sorted(keys & READ.get(job.cell.method.name, keys)):
             if asked.get(key) != before.get(key):
                 raise ConfigError(
                     f"{job.folder} was run with {key} = {before.get(key)!r}, and "

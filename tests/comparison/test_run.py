@@ -24,7 +24,7 @@ from flower_privsyn.comparison import (
     make_plan,
 )
 from flower_privsyn.comparison import run as comparison_run
-from flower_privsyn.comparison.measures import USERS_FILE
+from flower_privsyn.comparison.measures import READ, REFERENCES, USERS_FILE
 from flower_privsyn.comparison.plan import FLOORS, Plan
 from flower_privsyn.errors import ConfigError, ModelError, StoppedError
 from flower_privsyn.evaluation.result import STAMP
@@ -52,6 +52,7 @@ class Compared:
     code: int
     shown: str
     complained: str
+    read: dict[str, set[str]]
 
     @property
     def table(self) -> str:
@@ -64,6 +65,17 @@ def run_here(_: App, path: Path, values: Mapping[str, Any], *, say: Any) -> Outc
     with flower_identity():
         strategy.start(LoopbackGrid(client_app, num_nodes=2, run_config=values))
     return Outcome(path=path, error=None)
+
+
+def noting(reference: Any, read: set[str]) -> Any:
+    """A reference that notes which settings it reads."""
+
+    class Noted(dict[str, Any]):
+        def __getitem__(self, key: str) -> Any:
+            read.add(key)
+            return super().__getitem__(key)
+
+    return lambda job, measures: reference(replace(job, values=Noted(job.values)), measures)
 
 
 def command(folder: Path, *methods: str) -> list[str]:
@@ -98,7 +110,10 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compared]:
     words += ["--set", f"expand-only.prompt={folder / 'gone.txt'}"]
     words += ["--set", "dp-prompt.synthetic-samples=6", "--set", "dp-prompt.max-new-tokens=8"]
     shown, complained = io.StringIO(), io.StringIO()
+    read: dict[str, set[str]] = {name: set() for name in REFERENCES}
+    noted = {name: noting(made, read[name]) for name, made in REFERENCES.items()}
     with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(comparison_run, "REFERENCES", noted)
         patched.setenv("PRIVSYN_CACHE", str(folder / "cache"))
         patched.setattr(comparison_run, "run_app", run_here)
         with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(complained):
@@ -109,6 +124,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compared]:
             code=code,
             shown=shown.getvalue(),
             complained=complained.getvalue(),
+            read=read,
         )
 
 
@@ -171,6 +187,13 @@ class TestComparison:
         students = [*floors, found["dp-prompt"], found["pre-text"]]
         # Few tokens and two steps: accuracies may coincide.
         assert len({cell["quality"]["bits_per_byte"] for cell in students}) == len(students)
+
+    def test_what_a_reference_reads_is_listed(self, compared: Compared) -> None:
+        assert compared.read.keys() == READ.keys()
+        for name, keys in compared.read.items():
+            assert keys - {"seed"} <= READ[name], name
+        assert compared.read["distill-public"] == {"public-text", "teacher"}
+        assert compared.read["told-domain"] > {"domain", "generator"}
 
     def test_a_difference_is_of_the_same_people(self, compared: Compared) -> None:
         rows = {row["method"]: row for row in document(compared.folder)["summary"]}
@@ -308,6 +331,19 @@ class TestFolder:
         assert status["pre-text", 1.0] == "pending"
         assert [row["method"] for row in found["summary"]] == [*FLOORS, "pre-text", "popri"]
         assert "| POPri | 8 | 20.00 | " in (tmp_path / "comparison.md").read_text()
+
+    def test_a_reference_is_measured_anew_for_what_it_reads_alone(self, tmp_path: Path) -> None:
+        Comparison(self.plan(), tmp_path).run(**QUIET)
+        Comparison(self.plan(settings=["num-candidates=8", "max-samples=2"]), tmp_path).run(**QUIET)
+        for setting, method in (
+            ("domain=speeches", "told-domain"),
+            ("teacher=privsyn-tiny", "distill-public"),
+            ("public-text=mine.jsonl", "random-public"),
+            ("max-tokens=32", "public-only"),
+        ):
+            changed = Comparison(self.plan(settings=[setting]), tmp_path)
+            with pytest.raises(ConfigError, match=f"{method}-eps-0-seed-0 was run with "):
+                changed.run(**QUIET)
 
     def test_a_folder_of_something_else_is_left_alone(self, tmp_path: Path) -> None:
         (tmp_path / "thesis.txt").write_text("mine")
