@@ -66,7 +66,7 @@ class LanguageModelEvaluation(NotPrivate):
             tokens nor the end of a text, which is never predicted here, count. The same figure
             where nothing is unknown; None where hardly anything is known.
         cross_entropy: nats per token.
-        perplexity: exp(cross_entropy); of the tokens of this model's tokenizer.
+        perplexity: exp(cross_entropy), perhaps infinite; of the tokens of this model's tokenizer.
         bits_per_byte: of UTF-8 text, by byte: what models with different tokenizers can be
             compared by. None if a tokenizer loses text, as one with an unknown token may.
         tokens: scored; every token of every text, exactly once.
@@ -194,8 +194,9 @@ def _figures(table: Float64Array, *, resamples: int, seed: int) -> dict[str, Any
     for place, (name, (over, under)) in enumerate(ratios.items()):
         drawn = draws[:, 2 * place : 2 * place + 2]
         found[name] = Interval.of(over, under, drawn) if drawn[:, 1].all() else None
-    entropy = found["cross_entropy"]
-    found["perplexity"] = Interval(**{end: math.exp(n) for end, n in vars(entropy).items()})
+    ends = vars(found["cross_entropy"]).items()
+    with np.errstate(over="ignore"):  # of a model that noise or a rate has destroyed
+        found["perplexity"] = Interval(**{end: float(np.exp(value)) for end, value in ends})
     return found
 
 

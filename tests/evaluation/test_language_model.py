@@ -105,6 +105,11 @@ class TestIntervals:
         assert one.low == pytest.approx(one.high)  # one user says nothing about another
         assert many.high > many.low
 
+    def test_a_model_that_is_destroyed_has_figures(self) -> None:
+        table = np.array([[10.0, 0.0, 8000.0, 40.0, 10.0, 0.0]])
+        found = _figures(table, resamples=2, seed=0)
+        assert (found["cross_entropy"].value, found["perplexity"].value) == (800.0, math.inf)
+
 
 def test_accuracy_of_known_words_counts_neither_unknown_ones_nor_ends(tmp_path: Path) -> None:
     """A model that says "the" after "the", and unknown after everything else."""
