@@ -123,19 +123,21 @@ def _each(values: Iterable[str]) -> str | None:
     return ", ".join(dict.fromkeys(values)) or None
 
 
+def _who(sampling: Mapping[str, Any]) -> str:
+    """Who takes part in a round."""
+    rate = sampling.get("rate", 1.0)
+    return str(sampling.get("method")) + (f", rate {rate:.3g}" if rate < 1 else "")
+
+
 def _mechanism(summary: RunSummary) -> Facts:
     """How the noise was made and who took part."""
-    lines = summary.charged
-    sampling = lines[0].get("sampling") or {} if lines else {}
-    rate = sampling.get("rate")
-    ways = [str(sampling["method"])] if sampling.get("method") else []
-    ways += [f"rate {rate:.3g}"] if rate is not None and rate < 1 else []
-    budget = summary.epsilon_budget
+    lines, budget = summary.charged, summary.epsilon_budget
+    samplings: list[Mapping[str, Any]] = [line.get("sampling") or {} for line in lines]
     return [
         ("Budget, ε", None if budget is None else epsilon_text(budget)),
         ("δ", number(summary.delta)),
-        ("Users", whole(sampling.get("population")) if lines else None),
-        ("Who takes part in a round", ", ".join(ways) or None),
+        ("Users", _each(whole(one.get("population")) for one in samplings)),
+        ("Who takes part in a round", _each(map(_who, samplings))),
         (
             "Neighbouring data sets",
             _each(str(one["relation"]) for one in lines if "relation" in one),

@@ -150,13 +150,14 @@ def test_no_text_becomes_markup(empty: RunDirectory) -> None:
 
 def test_both_epsilons_where_they_differ(empty: RunDirectory) -> None:
     second = {**RELEASE, "round": 2, "epsilon_release": 0.75, "epsilon_known_cohorts": 3.5}
+    second["sampling"] = {"method": "full", "rate": 1.0, "population": 300}  # another phase
     digest = write_chain(empty.ledger_file, OPENED, RELEASE, second)
     page = check(write_run_page(empty).read_text())
     assert large(page)["ε known cohorts"] == "3.5"
     figure = page.all("figure")[0]
     (words,) = pictures(figure)
     assert all(name in words for name in ("ε release", "ε known cohorts", "budget"))
-    assert "poisson, rate 0.25" in page.text
+    assert "poisson, rate 0.25, full" in page.text
     # The page says which ledger it was made from, and a shorter one is refused.
     assert empty.stated_digests() == {digest: "report.html"}
     write_chain(empty.ledger_file, OPENED, RELEASE)
