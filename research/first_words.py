@@ -32,8 +32,8 @@ def main(words: Sequence[str] | None = None) -> None:
     taken = collections.Counter[str]()
     seen: set[str] = set()
     if arguments.without_sealed_of:
-        rows = arguments.without_sealed_of.read_text(encoding="utf-8").splitlines()
-        known = sorted({json.loads(row)[arguments.client_column] for row in rows})
+        with arguments.without_sealed_of.open(encoding="utf-8") as rows:
+            known = sorted({json.loads(row)[arguments.client_column] for row in rows})
         seen = {user for user, closed in zip(known, sealed(known), strict=True) if closed}
     with gzip.open(arguments.output, "wt", encoding="utf-8") as output:
         for file in arguments.files:

@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key, l
 
 from flower_privsyn.client_apps.account import NodeAccount, NodeLedger
 from flower_privsyn.client_apps.policy import NodePolicy
+from flower_privsyn.files import read_json_lines
 from flower_privsyn.privacy import PrivacyLedger, Release, Sampling, release_epsilon
 from tests.support.federation import make_users
 from tests.support.run_files import lines, releases
@@ -122,6 +123,17 @@ def loopback_module() -> ModuleType:
 def account_of(folder: Path, name: str) -> NodeAccount:
     """What an owner's node has answered."""
     return NodeLedger(name, folder=folder / name / "ledgers").account()
+
+
+def test_users_are_dealt_whatever_their_texts_hold(tmp_path: Path) -> None:
+    rows = [{"client_id": f"u{n}", "text": f"a{end}b"} for n, end in enumerate("\u2028\x85c")]
+    users = tmp_path / "users.jsonl"
+    users.write_text("\n\n".join(json.dumps(row, ensure_ascii=False) for row in rows), "utf-8")
+    federation = loopback_module().Federation(tmp_path / "all", ["one", "two"])
+    federation.call = lambda *_: "key\n"
+    federation.prepare(users)
+    dealt = [[*read_json_lines(tmp_path / "all" / name / "users.jsonl")] for name in ("one", "two")]
+    assert dealt == [[rows[0], rows[2]], [rows[1]]]
 
 
 @pytest.mark.slow  # five messages a round, some 10 s each

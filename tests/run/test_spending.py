@@ -181,7 +181,9 @@ class TestNoiseAgainstUsers:
             config(noise_multiplier=noise_multiplier, num_rounds=1, accept_noise=False, **changes)
         )
         if refused:
-            with pytest.raises(ConfigError, match="or a larger epsilon, or set accept-noise = true"):
+            with pytest.raises(
+                ConfigError, match="or a larger epsilon, or set accept-noise = true"
+            ):
                 strategy.start(federation())
         else:
             strategy.start(federation())

@@ -61,7 +61,8 @@ class Federation:
             key = self.folder / name / "node-key"
             init = [] if key.exists() else ["--init"]
             public.append(self.call("privsyn", "node", "key", str(key), *init).strip())
-        rows = users.read_text(encoding="utf-8").splitlines()
+        # Nothing but the ends of lines parts rows: a text may hold U+2028.
+        rows = [row for row in users.read_text(encoding="utf-8").split("\n") if row.strip()]
         owner = {
             person: self.names[place % len(self.names)]
             for place, person in enumerate(dict.fromkeys(json.loads(r)["client_id"] for r in rows))
