@@ -80,10 +80,9 @@ def filled(summary: RunSummary, quality: Sequence[tuple[str, str]] = ()) -> dict
 
 def _subtitle(summary: RunSummary) -> list[str]:
     """The method, the app and the moment the run was begun."""
-    queries = [f"query {line['query']}" for line in summary.charged if line.get("query")]
     # The same class is two methods of the literature.
     sft = summary.strategy == "POPri" and summary.settings.get("loss") == "sft"
-    method = "PE + SFT" if sft else summary.strategy or next(iter(queries), "")
+    method = "PE + SFT" if sft else summary.strategy
     app = f"app {summary.app}" if summary.app else ""
     begun = str(summary.created)[:16].replace("T", " ")  # to the minute
     return [*filter(None, (method, app)), f"begun {begun}"]
