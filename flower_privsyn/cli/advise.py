@@ -17,9 +17,6 @@ TABLE: Final = Path(__file__).parent / "measured.json"
 #: Methods that are shown, best first.
 _SHOWN: Final = 6
 
-#: More users than there are people; a number beyond it is a slip.
-_EVERYBODY: Final = 10**10
-
 
 def nearest(
     places: Sequence[Mapping[str, Any]], *, users: int, epsilon: float
@@ -54,7 +51,7 @@ def advise(
     """
     from flower_privsyn.checks import check_number, check_whole
 
-    check_whole("--users", users, ge=2, le=_EVERYBODY)
+    check_whole("--users", users, ge=2)
     check_number("--epsilon", epsilon, gt=0)
     places = nearest(json.loads(TABLE.read_text("utf-8")), users=users, epsilon=epsilon)
     if as_json:

@@ -55,9 +55,8 @@ def check(
     if as_json:
         show_json(report.to_dict())
     else:
-        typed = [word for word in context.obj if word != "--json"]
         # What `flwr run` takes, it takes in other words.
-        command = "" if deployment else shlex.join(["privsyn", "run", *typed[1:]])
+        command = "" if deployment else shlex.join(["privsyn", "run", *context.obj[1:]])
         _show(report, command=command)
     return 0 if report.ready else REFUSED
 

@@ -62,8 +62,7 @@ def methods(
     if as_json:
         keys = ("name", "title", "kind", "paper")
         return show_json([{key: getattr(entry, key) for key in keys} for entry in known])
-    rows = ((entry.name, entry.kind, entry.paper) for entry in known)
-    show_table(rows)
+    show_table((entry.name, entry.kind, entry.paper) for entry in known)
     return 0
 
 

@@ -37,9 +37,6 @@ def plain_group(words: str) -> typer.Typer:
         suggest_commands=False,  # click does
         # What a user typed may look like markup, and a pipe may read what is printed.
         rich_markup_mode=None,
-        # A traceback with the values of variables would show private text.
-        pretty_exceptions_enable=False,
-        pretty_exceptions_show_locals=False,
     )
 
 

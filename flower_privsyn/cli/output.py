@@ -85,37 +85,28 @@ def show_table(
     Console().print(table)
 
 
-def without_controls(text: str) -> str:
-    r"""A text without sequences of control, and with other control characters as JSON writes them.
-
-    Ends of lines and tabs stay. A JSON document says the same as before.
-
-    Args:
-        text: such as one with the character 27, of which `\u001b` is left.
-    """
-    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", _SEQUENCE.sub("", text))
-
-
 class PlainStream:
     """A stream whose text has no control characters.
 
     Args:
         stream: that is written to.
-
-    Attributes:
-        stream: the same, for who draws on a terminal and prints nobody's text.
     """
 
     def __init__(self, stream: TextIO) -> None:
-        self.stream = stream
+        self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write a text without its control characters; its length."""
-        self.stream.write(without_controls(text))
+        r"""Write a text; its length.
+
+        Sequences of control are left out, and other control characters become what JSON writes for
+        them, such as `\u001b`; ends of lines and tabs stay. JSON says the same as before.
+        """
+        plain = _SEQUENCE.sub("", text)
+        self._stream.write(_CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", plain))
         return len(text)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.stream, name)
+        return getattr(self._stream, name)
 
 
 @contextmanager
