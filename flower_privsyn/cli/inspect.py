@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from flower_privsyn.cli.options import Json, RunDir, option
 from flower_privsyn.cli.output import number, plain_line, show_json, show_table, tell
+from flower_privsyn.errors import ConfigError
 
 if TYPE_CHECKING:
     from flower_privsyn.report.summary import RunSummary
@@ -91,7 +92,6 @@ def _facts(run: RunSummary) -> Iterator[tuple[str, object]]:
 
 def _rank(run_dir: str, sets: list[str], *, as_json: bool) -> int:
     """Rank sets of text by what a run released, as many samples of each as the run would."""
-    from flower_privsyn.errors import ConfigError
     from flower_privsyn.evaluation.run import run_embedder
     from flower_privsyn.progress import Progress
     from flower_privsyn.run import RunDirectory

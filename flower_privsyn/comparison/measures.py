@@ -14,20 +14,24 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
 from flower_privsyn.comparison.plan import Cell, Plan
-from flower_privsyn.data import Chunking, Samples, Users
+from flower_privsyn.data import Chunking, Samples, Users, public_texts
+from flower_privsyn.data.chunking import token_ids
 from flower_privsyn.embedding import load_embedder, load_tokenizer
 from flower_privsyn.errors import DataError, FederationError, TrainingError
 from flower_privsyn.evaluation.copies import copy_rates
-from flower_privsyn.evaluation.language_model import evaluate_language_model
+from flower_privsyn.evaluation.language_model import (
+    LanguageModelEvaluation,
+    evaluate_language_model,
+)
 from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.evaluation.run import (
     LEAST_TEXTS,
@@ -38,14 +42,12 @@ from flower_privsyn.evaluation.run import (
 )
 from flower_privsyn.files import located, read_json, read_json_lines
 from flower_privsyn.generation.generators import ExpandingSettings
+from flower_privsyn.privacy.randomness import SecureRandom
 from flower_privsyn.progress import Progress
 from flower_privsyn.report.summary import RunSummary
 from flower_privsyn.run import RunDirectory
-
-if TYPE_CHECKING:
-    from flower_privsyn.evaluation.language_model import LanguageModelEvaluation
-    from flower_privsyn.training.causal import CausalTraining
-    from flower_privsyn.training.distillation import Distillation
+from flower_privsyn.training.causal import CausalTraining
+from flower_privsyn.training.distillation import Distillation
 
 #: Folder of a model that a cell has trained, in that of the cell; steps and rate follow.
 STUDENT: Final = "student-"
@@ -310,8 +312,6 @@ def ceiling(job: Job, measures: Measures) -> dict[str, Any]:
 
 def expanded_public(job: Job, measures: Measures) -> dict[str, Any]:
     """The model fine-tuned on public text that the generator has expanded."""
-    from flower_privsyn.data import public_texts
-
     begun, values = time.monotonic(), job.values
     known = public_texts(
         located(str(values["public-text"])),
@@ -335,8 +335,6 @@ def random_text(job: Job, measures: Measures) -> dict[str, Any]:
 
     Taught, it is by the larger public model that teaches the joint sketch's student.
     """
-    from flower_privsyn.training.distillation import Distillation
-
     taught = None
     if job.cell.method.name == "distill-public":
         taught = Distillation(located(str(job.values["teacher"])))
@@ -366,7 +364,6 @@ def prompt_chosen(job: Job, measures: Measures) -> dict[str, Any]:
     Rows are scored by the log-ratio of their tokens in that text to public text (DSIR, Xie et al.,
     NeurIPS 2023), and as many are chosen as a joint sketch chooses.
     """
-    from flower_privsyn.data.chunking import token_ids
     from flower_privsyn.data.public_rows import PublicRows
     from flower_privsyn.training.selection import (
         LogRatioScorer,
@@ -420,7 +417,6 @@ def paraphrases(job: Job, measures: Measures) -> dict[str, Any]:
         ConfigError: The generator is no model that runs here, or cannot hold the text.
     """
     from flower_privsyn.comparison.paraphrase import Paraphraser, TokenChoice
-    from flower_privsyn.privacy.randomness import SecureRandom
 
     values = job.values
     private = measures.plan.people.private(job.cell.seed)
@@ -473,27 +469,24 @@ REFERENCES: Final[Mapping[str, Callable[[Job, Measures], dict[str, Any]]]] = {
     "finetune-private": ceiling,
 }
 
-#: What all are measured by.
-_MEASURED: Final = frozenset({"embedding-model", "embedding-precision", "max-tokens"})
-#: What the text of a generator that is told the domain depends on.
+#: Settings that the text of a generator depends on that is told the domain.
 _TOLD: Final = ExpandingSettings.of_lists() - {"prompt"} | {"synthetic-samples"}
-_EXPANDED: Final = _MEASURED | _TOLD | {"num-candidates", "prompt"}
 
-#: Settings that the figures of each depend on: with another value of any other they stay what they
-#: are.
-READ: Final[Mapping[str, frozenset[str]]] = {
-    "public-only": _MEASURED,
-    "expand-only": _EXPANDED | {"public-text"},
-    "random-public": _MEASURED | {"public-text"},
-    "distill-public": _MEASURED | {"public-text", "teacher"},
-    "told-domain": _MEASURED | _TOLD,
-    "prompt-chosen": _MEASURED
-    | _TOLD
-    | {"public-text", "least-row-tokens", "least-selected", "select-share"},
-    "dp-prompt": _MEASURED | {"generator", "max-new-tokens", "synthetic-samples", "temperature"},
-    "expand-private": _EXPANDED,
-    "finetune-private": _MEASURED,
+#: By method the settings that its figures depend on, besides `MEASURED`.
+READ: Final[Mapping[str, Set[str]]] = {
+    "public-only": set(),
+    "expand-only": _TOLD | {"num-candidates", "prompt", "public-text"},
+    "random-public": {"public-text"},
+    "distill-public": {"public-text", "teacher"},
+    "told-domain": _TOLD,
+    "prompt-chosen": _TOLD | {"public-text", "least-row-tokens", "least-selected", "select-share"},
+    "dp-prompt": {"generator", "max-new-tokens", "synthetic-samples", "temperature"},
+    "expand-private": _TOLD | {"num-candidates", "prompt"},
+    "finetune-private": set(),
 }
+
+#: Settings that all are measured by.
+MEASURED: Final = {"embedding-model", "embedding-precision", "max-tokens"}
 
 
 def _expanded(

@@ -117,9 +117,7 @@ class People:
         if held_out is not None and held_out_users is not None:
             raise ConfigError("give either --held-out or --held-out-users, not both")
         every = _read(data, columns or {})
-        others = every
-        if held_out is not None:
-            others = _read(held_out, columns or {})
+        others = every if held_out is None else _read(held_out, columns or {})
         closed = sealed(others.user_ids)
         kept = others.select(closed)
         if len(kept) < sealed_users:

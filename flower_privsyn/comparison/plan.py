@@ -36,6 +36,7 @@ from flower_privsyn.run.method import need
 from flower_privsyn.run.settings import CLIENT_KEYS, PrivateSumConfig, unknown_keys
 from flower_privsyn.run_config import unfolded
 from flower_privsyn.training.causal import CausalTraining
+from flower_privsyn.training.distillation import check_same_tokens
 
 #: The app every run of a comparison is a run of; `baselines/compare` in the repository.
 APP: Final = Path(__file__).parent / "app"
@@ -76,9 +77,8 @@ class Cell:
     @property
     def name(self) -> str:
         """Of its folder."""
-        budget = "inf" if self.epsilon is None else f"{self.epsilon:g}"
-        if self.epsilon is not None and float(budget) != self.epsilon:
-            budget = repr(self.epsilon)  # its neighbours have folders of their own
+        # All digits: its neighbours have folders of their own.
+        budget = "inf" if self.epsilon is None else repr(self.epsilon).removesuffix(".0")
         return f"{self.method.name}-eps-{budget}-seed-{self.seed}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -174,9 +174,8 @@ class Plan:
         )
         if method.import_path and self._file_of(method) is None:
             values["strategy"] = method.import_path
-        values = {**defaults, **values, **self._decided(cell, data)}
-        values |= {key: set_ for key, set_ in self._trained(method).items() if key in defaults}
-        return values
+        trained = {key: set_ for key, set_ in self._trained(method).items() if key in defaults}
+        return {**defaults, **values, **self._decided(cell, data), **trained}
 
     def common_values(self) -> dict[str, ConfigValue]:
         """The settings that no method has for itself: what held-out text is cut and embedded by.
@@ -342,8 +341,6 @@ class Plan:
 
     def _check_reference(self, name: str, values: Mapping[str, ConfigValue]) -> None:
         """Check what asks nobody: the text it reads, and who writes or teaches."""
-        from flower_privsyn.training.distillation import check_same_tokens
-
         public = str(values.get("public-text", BUNDLED))
         check_public_text(public, data=self.people.source)
         generator = str(values.get("generator", ""))

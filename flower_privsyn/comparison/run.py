@@ -29,6 +29,7 @@ import numpy as np
 from flower_privsyn import environment, files
 from flower_privsyn.comparison.measures import (
     MAX_TEXTS,
+    MEASURED,
     RATES,
     READ,
     REFERENCES,
@@ -191,7 +192,7 @@ class Comparison:
             return
         asked = json.loads(json.dumps(without_places(job.values)))
         keys = asked.keys() | before.keys()
-        for key in sorted(keys & READ.get(job.cell.method.name, keys)):
+        for key in sorted(keys & (READ.get(job.cell.method.name, keys) | MEASURED)):
             if asked.get(key) != before.get(key):
                 raise ConfigError(
                     f"{job.folder} was run with {key} = {before.get(key)!r}, and "

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from flower_privsyn.errors import ConfigError, ModelError
 from flower_privsyn.evaluation.result import NotPrivate
+from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.progress import Progress
 from flower_privsyn.training.tokens import first_token, scored, text_window, token_rows
 
@@ -133,8 +134,6 @@ def evaluate_language_model(
     """
     texts = list(texts)
     users = np.unique(range(len(texts)) if owners is None else owners, return_inverse=True)[1]
-    from flower_privsyn.models.pretrained import load_pretrained
-
     network, tokenizer = load_pretrained(model, kind="causal", dtype="float32", device=device)
     window = text_window(network, max_tokens)
     shown: Progress = progress or Progress()

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -43,9 +43,7 @@ from flower_privsyn.progress import Progress
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.directory import TRAINED_MODEL, named
 from flower_privsyn.training.causal import CausalTraining, fine_tune, on_public_rows
-
-if TYPE_CHECKING:
-    from flower_privsyn.training.distillation import Distillation
+from flower_privsyn.training.distillation import Distillation
 
 #: What to do about a run directory that may be somebody else's.
 _INSTEAD = "evaluate it beside its owner's folder, or where the model is on this machine by name"
