@@ -453,14 +453,13 @@ def make_plan(
             "finetune-private"
         )
     check_whole("--seeds", seeds, ge=1)
-    chosen = _chosen(app, configs, methods)
     size = people.number
     public = () if public_text is None else (f"public-text={public_text}",)
     plan = Plan(
         app=app,
         configs=tuple(configs),
         people=people,
-        methods=chosen,
+        methods=_chosen(app, configs, methods),
         epsilons=budgets,
         seeds=seeds,
         delta=1.0 / (size * math.log(size)) if delta is None else delta,

@@ -146,8 +146,7 @@ class Comparison:
         """
         # Whatever is wrong with the model would be wrong in every cell.
         load_pretrained(self.plan.downstream, kind="causal", dtype="float32", device="cpu")
-        lock = lock_file(self.folder / ".lock", what=f"the comparison in {self.folder}")
-        with lock:
+        with lock_file(self.folder / ".lock", what=f"the comparison in {self.folder}"):
             data, progress = self._write_users(), Progress(say)
             jobs = [
                 Job(

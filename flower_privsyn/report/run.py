@@ -59,12 +59,7 @@ def filled(summary: RunSummary, quality: Sequence[tuple[str, str]] = ()) -> dict
         "error": _error(summary),
         "go_on": (summary.go_on or "").replace(summary.path, summary.name),
         "made": ", ".join([*made, *([TRAINED_MODEL] if summary.model else [])]) or "nothing yet",
-        "epsilons": [
-            epsilon_text(summary.epsilon_release),
-            "none"
-            if summary.epsilon_known_cohorts is None
-            else epsilon_text(summary.epsilon_known_cohorts),
-        ],
+        "epsilons": [*map(epsilon_text, (summary.epsilon_release, summary.epsilon_known_cohorts))],
         "quality": quality,
         "texts": _samples(summary),
         "mechanism": _mechanism(summary),
