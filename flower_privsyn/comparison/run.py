@@ -206,7 +206,7 @@ class Comparison:
             What was found, in a sentence.
         """
         cell, before = job.cell, job.record
-        job.folder.mkdir(parents=True, exist_ok=True)
+        job.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         record = {
             "stamp": self.plan.stamp,
             **cell.to_dict(),
