@@ -58,10 +58,8 @@ def advise(
         return show_json(places)
     here = places[0]
     best = next(row["method"] for row in here["methods"] if row["epsilon"])
-    print(
-        f"privsyn new every-method every && privsyn run every --config cpu/{best} "
-        f"--set data=FILE --set epsilon={epsilon:g}\n"
-    )
+    run = f"privsyn run mine --set data=FILE --set epsilon={epsilon:g}"
+    print(f"privsyn new {best} mine && {run}\n")
     print(
         f"Nearest measured: {here['data']}, {here['users']:,} users, epsilon {here['epsilon']:g}, "
         f"delta {here['delta']:.2g}:"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from flower_privsyn.cli import main
 from flower_privsyn.cli.advise import TABLE, nearest
+from flower_privsyn.host.app import load_app, resolve_config, strategy_of_app
 
 
 def test_the_nearest_place_is_by_factors_of_users_and_epsilon() -> None:
@@ -19,12 +21,22 @@ def test_the_nearest_place_is_by_factors_of_users_and_epsilon() -> None:
         assert nearest(places, users=users, epsilon=epsilon)[0] is places[place]
 
 
-def test_it_answers_from_the_table_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_answers_from_the_table_of_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ["advise", "--users", "5000", "--epsilon", "1"]
     assert main(words) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].endswith("--set data=FILE --set epsilon=1")
+    new, run = lines[0].split(" && ")
+    assert run == "privsyn run mine --set data=FILE --set epsilon=1"
     assert len(lines) <= 10
+    # An app that does not accept noise, unlike those that are compared.
+    monkeypatch.chdir(tmp_path)
+    assert main(new.split()[1:]) == 0
+    values = resolve_config(load_app("mine"))
+    assert not values.get("accept-noise")
+    assert strategy_of_app(load_app("mine"), values) is not None
+    capsys.readouterr()
     assert main([*words, "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)) == len(json.loads(TABLE.read_text()))
     for wrong in (["--users", "1"], ["--epsilon", "0"]):
