@@ -57,7 +57,11 @@ def advise(
     if as_json:
         return show_json(places)
     here = places[0]
-    best = next(row["method"] for row in here["methods"] if row["epsilon"])
+    asking = [row for row in here["methods"] if row["epsilon"]]
+    # Of those that the figures do not tell from the best the one that sends least.
+    most = asking[0]["gap_closed"]["low"]
+    level = [row for row in asking if row["gap_closed"]["high"] >= most]
+    best = min(level, key=lambda row: row["bytes_up"])["method"]
     run = f"privsyn run mine --set data=FILE --set epsilon={epsilon:g}"
     print(f"privsyn new {best} mine && {run}\n")
     print(

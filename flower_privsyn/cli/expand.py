@@ -62,7 +62,12 @@ def expand(
     from flower_privsyn.run import RunDirectory
 
     copied = copy_released(RunDirectory.open(run_dir), expanded(anew).absolute())
-    status = resume(str(copied.path), settings)
+    try:
+        status = resume(str(copied.path), settings)
+    except ConfigError:  # about --set: the command is typed again, with NEW
+        for folder in (copied.path, copied.owner.path):
+            shutil.rmtree(folder)
+        raise
     if status == 0:
         print(f"Nothing was spent: the release is that of {run_dir}.")
     return status

@@ -142,14 +142,15 @@ def epsilons(run: RunSummary) -> str:
 
     The two never go without each other: which one holds depends on who looks.
     """
+    releases = f"{run.releases} release{'s' * (run.releases != 1)}"
     if run.epsilon_release is None:
-        return f"Not private: {run.releases} releases without sufficient noise"
+        return f"Not private: {releases} without sufficient noise"
     return (
         f"epsilon_release       = {run.epsilon_release:.4g}"
         " (towards everyone who does not know who took part)\n"
         f"epsilon_known_cohorts = {number(run.epsilon_known_cohorts)}"
         " (towards one who does)\n"
-        f"delta = {number(run.delta)}, {run.releases} releases{_until(run)}"
+        f"delta = {number(run.delta)}, {releases}{_until(run)}"
     )
 
 

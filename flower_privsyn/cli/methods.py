@@ -52,6 +52,9 @@ def methods(
     """List the methods and their papers, or the settings of METHOD."""
     from flower_privsyn.catalogue import entries
 
+    if method and as_json:
+        keys = ("key", "allowed", "default", "words")
+        return show_json([dict(zip(keys, row, strict=True)) for row in settings_of(method)])
     if method:
         _list_settings(method)
         return 0

@@ -28,6 +28,7 @@ def test_it_answers_from_the_table_of_the_package(
     assert main(words) == 0
     lines = capsys.readouterr().out.splitlines()
     new, run = lines[0].split(" && ")
+    assert new == "privsyn new joint-sketch mine"  # the hybrid is level with it, and sends more
     assert run == "privsyn run mine --set data=FILE --set epsilon=1"
     assert len(lines) <= 10
     # An app that does not accept noise, unlike those that are compared.

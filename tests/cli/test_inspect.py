@@ -50,7 +50,7 @@ def test_a_run_without_enough_noise_is_called_not_private(
     line = {"event": "release", "round": 1, "epsilon_release": None, "epsilon_known_cohorts": None}
     write_chain(run.ledger_file, {"event": "opened"}, line)
     assert main(["inspect", str(run.path)]) == 0
-    assert "Not private: 1 releases" in capsys.readouterr().out
+    assert "Not private: 1 release" in capsys.readouterr().out
 
 
 def test_inspect_says_that_a_round_that_was_killed_will_be_charged(

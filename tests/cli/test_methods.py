@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from flower_privsyn.catalogue import entries
 from flower_privsyn.cli import main
+from flower_privsyn.cli.methods import settings_of
 from flower_privsyn.client_apps.policy import NodePolicy
 
 PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
@@ -39,6 +41,9 @@ def test_the_settings_of_a_method_fit_a_screen(
     assert len(lines) <= 50
     assert max(map(len, lines)) <= 100
     assert lines[0].startswith("needed: data")
+    assert main(["methods", method, "--json"]) == 0
+    settings = json.loads(capsys.readouterr().out)
+    assert [row["key"] for row in settings] == [key for key, *_ in settings_of(method)]
 
 
 def test_a_narrow_table_loses_no_letter(

@@ -149,7 +149,7 @@ class TestARun:
         assert main(["inspect", str(run)]) == 0
         said = " ".join(capsys.readouterr().out.split())
         assert "more often than public" in said
-        assert "Not private: 1 releases without sufficient noise" in said
+        assert "Not private: 1 release without sufficient noise" in said
         assert f"{trust:.2f} of 1 in the sketch" in said
 
     def test_is_read_again_with_other_settings_and_nobody_is_asked(
@@ -162,6 +162,8 @@ class TestARun:
         with pytest.raises(ConfigError, match=r"again\.owner exists: name a folder that does not"):
             copy_released(run, output)
         for_the_owner.rmdir()
+        assert main(["expand", str(run.path), "--anew", str(output), "--set", "nothing=1"]) == 2
+        assert sorted(tmp_path.glob("again*")) == []
         copied = copy_released(run, output)
         assert not (output / "models").exists()
         assert not (output / "synthetic.jsonl").exists()
