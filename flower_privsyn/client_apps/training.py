@@ -110,23 +110,21 @@ class _Updates:
         found = skipping.map_isolating_errors(
             samples.texts, self.model.encode, probe=skipping.PUBLIC_EXAMPLE
         )
-        failed = [row is None for row in found]
-        tokens = [array("i", row or []) for row in found]
-        owners, names = samples.owners, tuple(user_ids)
-        note_left_out(names, owners[failed])
-        if self.embeddings is None:
-            return _Tokens(self, _by_user(tokens, owners, len(names)), names)
-        vectors = self.embeddings.vectors(samples.texts)
-        usable = np.asarray(np.isfinite(vectors).all(axis=1))
-        note_left_out(names, owners[~usable])
-        kept = list(itertools.compress(tokens, usable.tolist()))
+        usable = np.array([row is not None for row in found], dtype=np.bool_)  # (n,)
+        vectors = None if self.embeddings is None else self.embeddings.vectors(samples.texts)
+        if vectors is not None:
+            usable &= np.isfinite(vectors).all(axis=1)
+        note_left_out(user_ids, samples.owners[~usable])
+        owners, users = samples.owners[usable], len(user_ids)
+        tokens = [array("i", row or []) for row in itertools.compress(found, usable.tolist())]
+        kept = _Tokens(self, _by_user(tokens, owners, users), tuple(user_ids))
+        if vectors is None:
+            return kept
         ends = np.ones(len(samples), dtype=np.bool_) if samples.ends is None else samples.ends
-        return _Tokens(
-            self,
-            _by_user(kept, owners[usable], len(names)),
-            names,
-            embeddings=_by_user(vectors[usable], owners[usable], len(names)),
-            ends=_by_user(ends[usable], owners[usable], len(names)),
+        return replace(
+            kept,
+            embeddings=_by_user(vectors[usable], owners, users),
+            ends=_by_user(ends[usable], owners, users),
         )
 
 

@@ -134,6 +134,22 @@ def test_an_end_is_learnt_where_a_document_ends(
     assert np.allclose(found, update * min(1.0, 0.05 / length) / 0.05, atol=1e-6)
 
 
+def test_a_document_that_the_tokenizer_fails_on_teaches_no_end_either(
+    data: wire.DataRequest, model: LocalModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [("a", "the river waits"), ("b", "a doctor sings")]
+    encode = LocalModel.encode
+
+    def broken(self: LocalModel, texts: list[str]) -> list[list[int]]:
+        if rows[1][1] in texts:
+            raise ValueError
+        return encode(self, texts)
+
+    alone = answer(app_of([rows[0], ("b", "")], tmp_path), data, broadcast(model))
+    monkeypatch.setattr(LocalModel, "encode", broken)
+    assert np.array_equal(answer(app_of(rows, tmp_path), data, broadcast(model)), alone)
+
+
 def test_a_user_s_update_is_bounded_whatever_the_conditions(
     data: wire.DataRequest, model: LocalModel, tmp_path: Path
 ) -> None:
