@@ -25,7 +25,7 @@ from flower_privsyn.data import data_sets, read
 from flower_privsyn.data.chunking import Chunking
 from flower_privsyn.data.columns import is_unicode
 from flower_privsyn.data.sentences import is_whole, mostly_whole
-from flower_privsyn.errors import ConfigError, DataError
+from flower_privsyn.errors import ConfigError, DataError, PrivsynError
 from flower_privsyn.files import expanded, located
 
 #: What ships with the package: passages, and for the quickstart 200 abstracts beside them.
@@ -106,8 +106,8 @@ class PublicCorpus:
         try:
             for where, row in itertools.islice(self._rows(), self.most):
                 yield _document(where, row)
-        except DataError as error:
-            raise DataError(f'{self.setting} = "{self.source}": {error}') from error
+        except PrivsynError as error:
+            raise type(error)(f'{self.setting} = "{self.source}": {error}') from error
         except Exception as error:  # whatever a library of files or of the network raises
             place = getattr(error, "filename", None) or self.path or self.source
             reason = getattr(error, "strerror", None) or type(error).__name__

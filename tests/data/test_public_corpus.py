@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+import sys
 from pathlib import Path
 
 import datasets
@@ -14,6 +15,7 @@ from flower_privsyn.data import public_corpus, public_texts
 from flower_privsyn.data.public_corpus import PublicCorpus, public_documents
 from flower_privsyn.data.public_rows import PublicRows
 from flower_privsyn.embedding import load_tokenizer
+from flower_privsyn.errors import MissingExtraError
 
 README = """---
 configs:
@@ -99,6 +101,12 @@ def test_c4_by_its_name_is_streamed(c4: Path, monkeypatch: pytest.MonkeyPatch) -
     assert list(itertools.islice(documents, 3)) == ["one", "two", "three"]
     assert found("allenai/c4:realnewslike:train[:1]") == ["the news"]
     assert asked == [("allenai/c4", "en", True), ("allenai/c4", "realnewslike", True)]
+
+
+def test_a_data_set_says_which_extra_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(MissingExtraError, match=r'^public-text = "a/b": .*\[client\]'):
+        public_documents("a/b", setting="public-text")
 
 
 def test_rows_are_those_of_the_name_and_kept_for_their_owner(c4: Path, tmp_path: Path) -> None:
