@@ -22,6 +22,7 @@ from typing import Any
 
 import flower_privsyn
 from flower_privsyn import files
+from flower_privsyn.checks import check_whole
 from flower_privsyn.environment import RESUME, RUN_DIRECTORY, WORKING_DIRECTORY
 from flower_privsyn.errors import ConfigError, MissingExtraError, RunDirectoryError
 from flower_privsyn.host.app import (
@@ -197,6 +198,7 @@ def _launch(
     resume: bool,
     say: Say,
 ) -> Outcome:
+    check_whole("num-nodes", launch["run-config"].get("num-nodes", 2), ge=1)
     if launch.get("ray") and importlib.util.find_spec("ray") is None:
         raise MissingExtraError(
             "--ray needs ray; install it with pip install 'flower-privsyn[quickstart]'."

@@ -33,6 +33,16 @@ def test_the_command_line_s_run_directory_counts_before_the_settings(app: App) -
     assert launch.place_of(app, {**values, "run-dir": "runs/b"}, "runs/a").name == "a"
 
 
+@pytest.mark.parametrize("nodes", ["many", 0, 2.5])
+def test_an_app_that_chooses_in_its_code_needs_nodes_too(
+    app: App, tmp_path: Path, nodes: Any
+) -> None:
+    values = {**resolve_config(app), "num-nodes": nodes}
+    with pytest.raises(ConfigError, match="^num-nodes must be a whole number of at least 1, got"):
+        launch.run_app(app, tmp_path / "run", values)
+    assert not list(tmp_path.glob("run*"))
+
+
 def test_a_run_is_resumed_with_what_was_changed(
     app: App, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
