@@ -187,6 +187,15 @@ def leftovers(path: Path) -> list[Path]:
     return sorted(path.parent.glob(f".{glob.escape(path.name)}.*"))
 
 
+def remove_old(files: Iterable[Path], *, seconds: float) -> None:
+    """Delete what no process has written for so long; one that cannot be deleted stays."""
+    oldest = time.time() - seconds
+    for file in files:
+        with contextlib.suppress(OSError):  # another process may be faster
+            if file.stat().st_mtime < oldest:
+                file.unlink()
+
+
 def write_new(path: Path, text: str, *, for_the_owner: bool = False) -> None:
     """Write a file where none is, and the folders above it.
 

@@ -8,7 +8,6 @@ import hashlib
 import logging
 import os
 import sqlite3
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -39,7 +38,7 @@ from flower_privsyn.errors import (
     ModelError,
     NotAllowedError,
 )
-from flower_privsyn.files import default_cache_directory, located, own_folder
+from flower_privsyn.files import default_cache_directory, located, own_folder, remove_old
 from flower_privsyn.messages import wire
 from flower_privsyn.models.trainable import TrainableModel
 from flower_privsyn.queries import Cohort
@@ -300,10 +299,7 @@ class NodeUsers:
         file = self.cache_directory / f"partition-{context.run_id}.sqlite"
         own_folder(file.parent)
         file.touch(mode=0o600)
-        for old in file.parent.glob("partition-*.sqlite"):
-            with contextlib.suppress(FileNotFoundError):  # another process was faster
-                if time.time() - old.stat().st_mtime > _KEPT_SECONDS:
-                    old.unlink()
+        remove_old(file.parent.glob("partition-*.sqlite"), seconds=_KEPT_SECONDS)
         rows = ((hashlib.blake2b(user.encode(), key=key).digest(), node) for user in users.user_ids)
         on = "SELECT count(*) FROM deal JOIN deal own USING (user) WHERE own.node = ? GROUP BY user"
         with contextlib.closing(sqlite3.connect(file, timeout=60.0)) as deal:

@@ -15,7 +15,6 @@ import contextlib
 import fcntl
 import json
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +33,7 @@ from flower_privsyn.files import (
     leftovers,
     os_errors_as,
     own_folder,
+    remove_old,
     replacing,
     state_folder,
     user_path,
@@ -256,11 +256,8 @@ class RoundStore:
 
         A step that is being taken with it finds nothing to replace, and fails.
         """
-        oldest = time.time() - _FORGOTTEN_AFTER
-        for kept in (*self._folder.glob("*-*.json"), *self._folder.glob(".*-*.json.*")):
-            with contextlib.suppress(OSError):
-                if kept.stat().st_mtime < oldest:
-                    kept.unlink()
+        kept = (*self._folder.glob("*-*.json"), *self._folder.glob(".*-*.json.*"))
+        remove_old(kept, seconds=_FORGOTTEN_AFTER)
 
 
 class SecureRounds:

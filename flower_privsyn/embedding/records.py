@@ -13,7 +13,6 @@ import hashlib
 import json
 import logging
 import os
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +26,7 @@ from flower_privsyn.embedding.embedder import Embedder
 from flower_privsyn.embedding.machine import device_of, machine_digest
 from flower_privsyn.environment import RECORDS_GIB
 from flower_privsyn.errors import DataError
-from flower_privsyn.files import expanded, os_errors_as, own_folder, replacing, try_file
+from flower_privsyn.files import expanded, os_errors_as, own_folder, remove_old, replacing, try_file
 from flower_privsyn.privacy import skipping
 
 logger = logging.getLogger("flower_privsyn.embedding")
@@ -166,10 +165,7 @@ class RecordStore:
 
     def _sweep(self) -> None:
         """Remove what killed processes left."""
-        for path in self._folder.glob(f".*{_ENDING}.*"):
-            with contextlib.suppress(OSError):
-                if time.time() - path.stat().st_mtime > _LEFT_SECONDS:
-                    path.unlink()
+        remove_old(self._folder.glob(f".*{_ENDING}.*"), seconds=_LEFT_SECONDS)
 
     def _shrink(self, *, keep: str) -> None:
         """Remove entries, those unused for longest first, until the rest is within the limit."""
