@@ -15,8 +15,10 @@ import contextlib
 import fcntl
 import json
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from zlib import crc32
@@ -148,9 +150,9 @@ class RoundStore:
         before anything leaves; a question that fails ends the round for this node
         (`SecureRounds.answer`). After a round none of its secrets is left in the file, nor in those
         that killed processes left of it. What rounds left whose servers never came back is deleted
-        after seven days, when the next round of any run begins; with it goes the number that its
-        run had come to, so that a round begun again then is another round, with new secrets, and
-        charged again.
+        after seven days, when the next round of any run begins, once an hour in a process; with it
+        goes the number that its run had come to, so that a round begun again then is another round,
+        with new secrets, and charged again.
 
     Args:
         run: Flower's number of the run.
@@ -191,7 +193,7 @@ class RoundStore:
                 f"round {session.round_number} of run {session.run} was begun before: this node "
                 f"has come to round {last}"
             )
-        self._sweep()
+        _sweep(self._folder, int(time.time() // 3600))
         self._clear()
         self._write(session.round_number, state)
 
@@ -251,13 +253,15 @@ class RoundStore:
         for path in leftovers(self.path):
             path.unlink(missing_ok=True)
 
-    def _sweep(self) -> None:
-        """Delete what rounds left whose server never came back.
 
-        A step that is being taken with it finds nothing to replace, and fails.
-        """
-        kept = (*self._folder.glob("*-*.json"), *self._folder.glob(".*-*.json.*"))
-        remove_old(kept, seconds=_FORGOTTEN_AFTER)
+@lru_cache(maxsize=1)  # a process that answers for many nodes would look at the files of all
+def _sweep(folder: Path, hour: int) -> None:  # noqa: ARG001
+    """Delete what rounds left whose server never came back.
+
+    A step that is being taken with it finds nothing to replace, and fails.
+    """
+    kept = (*folder.glob("*-*.json"), *folder.glob(".*-*.json.*"))
+    remove_old(kept, seconds=_FORGOTTEN_AFTER)
 
 
 class SecureRounds:
