@@ -7,7 +7,7 @@ import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol, get_args, runtime_checkable
+from typing import Any, Final, Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +39,6 @@ _MIN_WIDTH: Final = 16
 _Row = Mapping[str, Sequence[int]]
 
 
-@runtime_checkable
 class RecordForm(Protocol):
     """What the records are that text is turned into."""
 
@@ -59,7 +58,6 @@ class RecordForm(Protocol):
         """The fast tokenizer that documents are cut with; None where they stay whole."""
 
 
-@runtime_checkable
 class Embedder(RecordForm, Protocol):
     """Anything that turns text into vectors of one length, cut by the model's own tokenizer."""
 
