@@ -30,7 +30,7 @@ READ: Final = (
 _DELIMITERS: Final = ",\t;|"
 # Rows of Parquet that are in memory together.
 _PART_ROWS: Final = 2**15
-# What is too long for a document is its user's affair (`limits`), and must not end the reading.
+# What is too long for a document is its user's affair, and must not end the reading.
 _LONGEST_FIELD: Final = 2**31 - 1
 
 #: Where a table says which of its files count, and who writes such ones.

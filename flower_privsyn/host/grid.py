@@ -36,16 +36,15 @@ _ALONE = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
 @contextlib.contextmanager
-def flower_identity(node_id: int = 1, *, run_id: int = 1) -> Iterator[None]:
+def flower_identity(*, run_id: int = 1) -> Iterator[None]:
     """Let `flwr.app.Message` be built outside a running Flower app; its nodes are simulated.
 
-    Flower keeps the identity of the running task in a private class; this is the only place that
-    touches it.
+    Flower keeps the identity of the running task in a private class.
     """
     from flwr.supercore.task_identity import TaskIdentity
 
     before = TaskIdentity._task_id, TaskIdentity._run_id, TaskIdentity._node_id
-    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, run_id, node_id
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, run_id, 1
     try:
         with simulated():
             yield

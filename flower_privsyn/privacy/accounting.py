@@ -403,7 +403,7 @@ def _interval(costs: Costs, delta: float) -> float:
     the points of its grid (Doroshenko et al. 2022, "Connect the Dots"), which lie above it whatever
     the points are, and of which those of a subset of points lie above those of all. Composition
     keeps that order, and what is cut off the tails counts as infinite loss. So every interval
-    gives at least the true epsilon, but for the rounding that `_rounding` counts, and a multiple of
+    gives at least the true epsilon, but for the rounding that `_ROUNDING` counts, and a multiple of
     it at least as much. (Beyond 745, where e^-epsilon is no number any longer, the library takes
     the first point of the grid above which there is less mass than delta: a bound as well, which a
     multiple may tighten.) The first look chooses the interval alone.

@@ -9,9 +9,9 @@ normal z, and D reads the rounds off it again, D C = I. What round t releases is
 
 so all rounds together are post-processing of one Gaussian mechanism with the sensitivity of C.
 
-Here are the C that are lower triangular and Toeplitz, banded or with buffers; binary trees are in
-`flower_privsyn.privacy.factorisation`. Everything is in units of the innovations z. Their standard
-deviation, and who may see what, is the business of `flower_privsyn.privacy.correlated_noise`.
+Here are the C that are lower triangular and Toeplitz, banded or with buffers, and binary trees.
+Everything is in units of the innovations z. Their standard deviation, and who may see what, is the
+business of `flower_privsyn.privacy.correlated_noise`.
 """
 
 from __future__ import annotations
