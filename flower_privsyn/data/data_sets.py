@@ -31,8 +31,8 @@ def from_hub(location: str, *, streaming: bool = False) -> Any:
     """A data set of the hub, or of the library's cache where there is no network.
 
     Args:
-        location: owner/name:config:split; nothing between two colons is the only configuration,
-            and the split is `train` where the name says none.
+        location: owner/name:config:split (`is_named`); nothing between two colons is the only
+            configuration, and the split is `train` where the name says none.
         streaming: Read its rows from the hub as they are asked for and store none; from the cache
             where `HF_HUB_OFFLINE` is set.
 
@@ -41,8 +41,7 @@ def from_hub(location: str, *, streaming: bool = False) -> Any:
         MissingExtraError: The library is not installed.
     """
     found = _HUB_NAME.fullmatch(location)
-    if found is None:
-        raise DataError(f"{location} is no owner/name:config:split of a data set.")
+    assert found is not None
     name, config, split = found[1], found[2], found[3] or "train"
     library = _library()
     unknown = (
