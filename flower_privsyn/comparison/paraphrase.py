@@ -30,8 +30,8 @@ from flower_privsyn.checks import PositiveFloat, Settings, check_whole
 from flower_privsyn.data import public_texts
 from flower_privsyn.embedding import load_tokenizer
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.models.text_batches import text_batches
 from flower_privsyn.privacy.randomness import RandomSource
+from flower_privsyn.training.tokens import token_rows
 
 if TYPE_CHECKING:
     import torch
@@ -267,8 +267,7 @@ class Paraphraser:
         """The template around each document's first tokens."""
         return [
             [*self._head, *row[: self._most], *self._tail]
-            for part in text_batches(texts)
-            for row in self._tokenizer(list(texts[part]), add_special_tokens=False)["input_ids"]
+            for row in token_rows(self._tokenizer, texts)
         ]
 
     def _drawn(

@@ -24,7 +24,7 @@ from typing import Any, Final, Self
 from flower_privsyn.data import data_sets, read
 from flower_privsyn.data.chunking import Chunking
 from flower_privsyn.data.columns import is_unicode
-from flower_privsyn.data.sentences import is_whole, mostly_whole
+from flower_privsyn.data.sentences import is_whole
 from flower_privsyn.errors import ConfigError, DataError, PrivsynError
 from flower_privsyn.files import expanded, located
 
@@ -41,6 +41,9 @@ _NAMES: Final = (*_LINES, ".parquet", ".txt")
 
 #: Documents that are cut at a time.
 _DOCUMENTS: Final = 512
+
+MOST_PUBLIC_CHARACTERS: Final = 2**24
+"""Characters of the documents of which public texts are made: a quarter of a minute to cut."""
 
 _FIRST: Final = re.compile(r"(.+)\[:([1-9]\d*)\]")
 
@@ -182,6 +185,9 @@ def public_texts(
 ) -> list[str]:
     """Read public texts of at most `max_tokens` tokens, without duplicates, in file order.
 
+    Of a corpus of more than `MOST_PUBLIC_CHARACTERS` they are of every second document, every
+    fourth, or as few as are that long together: what is drawn of them is some thousand.
+
     Args:
         source: "bundled" for the passages that ship with the package (their README gives sources
             and licences), a JSONL file (also .gz) with a `text` in every line, or another name of
@@ -198,8 +204,9 @@ def public_texts(
         DataError: the file is missing or a line is not as described.
         MissingExtraError: it is a data set, and the library is not installed.
     """
-    pieces = PublicCorpus.find(source, setting="public-text").pieces(
-        Chunking(max_tokens=max_tokens), tokenizer=tokenizer, at_sentences=whole_sentences
+    documents = _thinned(PublicCorpus.find(source, setting="public-text").documents())
+    pieces = Chunking(max_tokens=max_tokens).pieces(
+        documents, tokenizer=tokenizer, at_sentences=whole_sentences
     )
     texts = list(dict.fromkeys(itertools.chain.from_iterable(pieces)))
     if len(texts) < fewest:
@@ -207,10 +214,21 @@ def public_texts(
             f"{wanted_by} needs at least {fewest} different texts of at most {max_tokens} tokens, "
             f'and public-text = "{source}" holds {len(texts)}'
         )
-    if whole_sentences and mostly_whole(texts):
-        whole = list(filter(is_whole, texts))
-        texts = whole if len(whole) >= fewest else texts
-    return texts
+    whole = list(filter(is_whole, texts)) if whole_sentences else []
+    return whole if len(whole) >= max(fewest, len(texts) / 2) else texts
+
+
+def _thinned(documents: Iterable[str]) -> list[str]:
+    """Every document; where they are too long together, evenly fewer of them, in their order."""
+    kept, every, characters = list[str](), 1, 0
+    for place, document in enumerate(documents):
+        if place % every == 0:
+            kept.append(document)
+            characters += len(document)
+        while characters > MOST_PUBLIC_CHARACTERS and len(kept) > 1:
+            kept, every = kept[::2], 2 * every
+            characters = sum(map(len, kept))
+    return kept
 
 
 def public_documents(source: str | Path, *, setting: str) -> list[str]:

@@ -30,7 +30,7 @@ _TITLE: Final = re.compile(r"(?:^|\W)(?:Mr|Mrs|Ms|Dr)$", re.IGNORECASE)
 _NEXT: Final = re.compile(r"\s*(\S?)")
 
 #: Characters before a stop that tell whether it ends a sentence: more than any abbreviation has.
-_LONGEST: Final = 64
+_LONGEST: Final = 16
 
 
 LEAST_WORDS: Final = 8

@@ -76,6 +76,19 @@ def test_a_clone_of_c4(name: str, texts: list[str], c4: Path) -> None:
     assert public_texts(source, tokenizer=tokenizer) == texts
 
 
+def test_of_a_large_corpus_evenly_fewer_documents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, texts = tmp_path / "texts.jsonl", [f"document {number:03}" for number in range(100)]
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    tokenizer, _ = load_tokenizer("privsyn-tiny")
+    assert public_texts(str(file), tokenizer=tokenizer) == texts
+    monkeypatch.setattr(public_corpus, "MOST_PUBLIC_CHARACTERS", 30 * len(texts[0]))
+    assert public_texts(str(file), tokenizer=tokenizer) == texts[::4]
+    monkeypatch.setattr(public_corpus, "MOST_PUBLIC_CHARACTERS", 1)
+    assert public_texts(str(file), tokenizer=tokenizer) == texts[:1]
+
+
 def test_data_sets_and_tables_in_a_folder(tmp_path: Path) -> None:
     texts = datasets.Dataset.from_dict({"text": ["one", "two"], "url": ["a", "b"]})
     datasets.DatasetDict({"train": texts}).save_to_disk(tmp_path / "saved")
