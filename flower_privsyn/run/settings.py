@@ -151,7 +151,7 @@ class PrivateSumConfig(Settings):
     embedding_model: str = "all-MiniLM-L6-v2"
     """Sentence-transformers name, or path."""
     embedding_precision: Literal["float32", "bfloat16"] = "float32"
-    """Precision in which embeddings are computed."""
+    """Precision of embeddings; "bfloat16" where the hardware multiplies it natively."""
     broadcast_precision: Annotated[Literal["float16", "float32"], IN_PYTHON] = "float16"
     """How candidates travel."""
     max_tokens: PositiveInt = 64

