@@ -12,7 +12,7 @@ from flower_privsyn.cli.options import Json, PlainCommand, option, plain_group
 from flower_privsyn.cli.output import number, show_json
 from flower_privsyn.environment import NODE_POLICY
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.files import expanded, write_new
+from flower_privsyn.files import expanded, user_path, write_new
 
 if TYPE_CHECKING:
     from flower_privsyn.client_apps.policy import NodePolicy
@@ -35,14 +35,14 @@ def policy(
     from flower_privsyn.client_apps.guard import policy_file
     from flower_privsyn.client_apps.policy import DEFAULTS, policy_text
 
-    named = None if path is None else expanded(path).absolute()
+    named = None if path is None else user_path(path)
     if not init:
         found = _in_force(named)
         nowhere = f"the defaults: there is no {policy_file()}"
         print(f"# {nowhere if found.source == DEFAULTS else found.source}\n")
         print(policy_text(found), end="")
         return 0
-    target = named or Path(os.environ.get(NODE_POLICY) or policy_file())
+    target = named or user_path(os.environ.get(NODE_POLICY) or policy_file())
     write_new(target, policy_text())
     print(target)
     return 0

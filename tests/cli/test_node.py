@@ -12,13 +12,22 @@ import pytest
 
 from flower_privsyn.cli import main
 from flower_privsyn.client_apps.account import Charge, NodeLedger
-from flower_privsyn.client_apps.guard import model_digest
+from flower_privsyn.client_apps.guard import find_policy, model_digest
 from flower_privsyn.client_apps.policy import NodePolicy, policy_text
 from flower_privsyn.privacy import NeighboringRelation, PoissonSampling
 
 pytestmark = pytest.mark.usefixtures("owner")
 
 ANY = NodePolicy(max_epsilon=math.inf)
+
+
+def test_a_policy_is_written_where_the_node_looks_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PRIVSYN_NODE_POLICY", "~/mine.toml")
+    assert main(["node", "policy", "--init"]) == 0
+    assert find_policy({}).source == str(tmp_path / "mine.toml")
 
 
 def test_a_policy_is_written_once_and_shown(
