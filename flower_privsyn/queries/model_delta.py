@@ -137,8 +137,7 @@ class ModelDelta(Query):
             broadcast: the parameters that were trained from, and perhaps `base`, the values of
                 those that are not trained, and a bias of the logits.
         """
-        updates: Float64Array = cohort.records.astype(np.float64)
-        updates *= 1.0 / self.unit
+        updates: Float64Array = np.multiply(cohort.records, 1.0 / self.unit, dtype=np.float64)
         if len(updates) == cohort.num_users and not self.bit_share:
             return updates  # everyone's, in order: a user has one at most
         rows = np.zeros((cohort.num_users, self.answer_length(broadcast)), dtype=np.float64)
