@@ -70,6 +70,8 @@ class MoreText(ExpansionSettings):
                 f"the run in {run.path} has no setting generator: name one with --set "
                 "generator=NAME"
             )
+        if not values.get("prompt") and values["generator"] != str(trained):
+            values.pop("prompt", None)  # "" is for a generator that has learnt what to write
         names = dict(_NAMES)
         if not is_address(values["generator"]) and "generator_parameters" not in given:
             values.pop("generator_parameters", None)  # which were the run's server's

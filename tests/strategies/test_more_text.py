@@ -13,6 +13,7 @@ from flower_privsyn.cli import main
 from flower_privsyn.errors import ConfigError, GenerationError, RunDirectoryError
 from flower_privsyn.progress import Progress
 from flower_privsyn.run import RunDirectory
+from flower_privsyn.strategies import JointSketchConfig
 from flower_privsyn.strategies._population import survivors
 from flower_privsyn.strategies.more_text import MoreText, Written, write_more
 from flower_privsyn.testing import EchoGenerator
@@ -135,6 +136,18 @@ def test_a_generator_that_the_run_has_made_is_the_run_s(finished: RunDirectory) 
     (made / "config.json").write_text("{}")
     assert MoreText.of(finished, {}).generator == str(made)
     assert MoreText.of(finished, {"generator": "privsyn-tiny"}).generator == "privsyn-tiny"
+
+
+def test_a_generator_that_learnt_nothing_is_shown_a_prompt(tmp_path: Path) -> None:
+    settings = JointSketchConfig(epsilon=1.0, generator="privsyn-lm")
+    run = RunDirectory.create(tmp_path / "run", config=settings.to_dict(), strategy="JointSketch")
+    assert settings.prompt == ""
+    assert MoreText.of(run, {}).prompt == "pre-text"
+    made = run.path / "models" / "generator"
+    made.mkdir(parents=True)
+    (made / "config.json").write_text("{}")
+    assert MoreText.of(run, {}).prompt == ""
+    assert MoreText.of(run, {"generator": "privsyn-tiny"}).prompt == "pre-text"
 
 
 def test_what_is_not_finished_or_names_no_generator_is_refused(
