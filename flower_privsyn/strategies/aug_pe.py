@@ -143,7 +143,7 @@ class EvolutionByClass(Evolution):
                 drawn = chooser.choice(len(self._seeds), size=each, replace=False)
                 texts += [self._seeds[index] for index in drawn]
         made_of = Population.create(
-            texts, round_number=1, source=source, labels=labels if self.config.classes else None
+            texts, round_number=1, source=source, labels=labels if self.config.class_names else None
         )
         return self._grown(made_of, 0, source=source, own=made_of.parents)
 
@@ -183,7 +183,7 @@ class EvolutionByClass(Evolution):
                 words=config.initial_words,
                 seed=self._seed_of(0, 1, 0),
                 progress=stage.update,
-                labels=labels if config.classes else None,
+                labels=labels if config.class_names else None,
             )
         for place, label in enumerate(labels):
             if not texts[place]:
@@ -201,7 +201,7 @@ class EvolutionByClass(Evolution):
     def ask(self, state: State, number: int) -> Question:
         """Which of the candidates of a text's class are near."""
         question = super().ask(state, number)
-        if not self.config.classes:
+        if not self.config.class_names:
             return question
         classes = self._class_of(state["labels"])
         return Question(self._query, {**question.broadcast, "classes": classes})

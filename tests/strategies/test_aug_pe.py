@@ -208,6 +208,11 @@ class TestTheAlgorithm:
         public = {row["text"] for row in lines(public_file)}
         assert {row["text"] for row in first if row["source"] == "public"} <= public
 
+    def test_classes_of_blanks_are_none(self, config: Builder, tmp_path: Path) -> None:
+        method = strategy(config(classes=" ", num_rounds=1), variation=ShuffleWords())
+        method.start(embedding_nodes(labelled_users(6), tmp_path))
+        assert "label" not in population(method.run.path, 1)[0]
+
     def test_a_generator_that_writes_nothing_is_named_before_anything_is_spent(
         self, config: Builder, tmp_path: Path
     ) -> None:
