@@ -68,14 +68,6 @@ from flower_privsyn.run.run_format import (
     without_places,
 )
 
-ROUNDS: Final = "rounds"
-"""Folder of the rounds in a run directory."""
-
-
-TRAINING: Final = "training.json"
-"""What a round's training of the generator reported."""
-
-
 EXPANDED: Final = "expanded.jsonl"
 """Texts of an expansion, as far as they are written; gone once all are."""
 
@@ -127,7 +119,7 @@ class RoundFiles:
         self.population = folder / "population.parquet"
         self.candidates = folder / "candidates.parquet"
         self.adapter = folder / "adapter"
-        self.training = folder / TRAINING
+        self.training = folder / "training.json"
         self.server = folder / "server.json"
 
     @property
@@ -291,7 +283,7 @@ class RunDirectory:
         self.metrics_file = path / "metrics.jsonl"
         self.synthetic_jsonl = path / "synthetic.jsonl"
         self.synthetic_parquet = path / "synthetic.parquet"
-        self.rounds = path / ROUNDS
+        self.rounds = path / "rounds"
         self.ledger_digest: Callable[[], str] | None = None
         self._lock_file: IO[str] | None = None
 

@@ -313,7 +313,7 @@ class Preparation:
         check_noise(settled, settings, progress=progress, spent=spent)
         state = (last_state(run) or (0, None))[1]
         if (found := method.check(settled, spent=spent, state=state)) is not None:
-            if found.level == "warning":  # the session's warnings are noted
+            if found.level == "warning":  # which `privsyn run` shows as one
                 logger.warning("%s", found.sentence)
             else:
                 progress.note(found.sentence)

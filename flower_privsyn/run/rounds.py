@@ -241,11 +241,9 @@ class KeptRounds:
         """What the next round asks, made once; None after the last."""
         if self.over >= self.total:
             return None
-        number, question = self._asked or (0, None)
-        if question is None or number != self.over + 1:
-            question = self.method.ask(self.state, self.over + 1)
-            self._asked = self.over + 1, question
-        return question
+        if self._asked is None or self._asked[0] != self.over + 1:
+            self._asked = self.over + 1, self.method.ask(self.state, self.over + 1)
+        return self._asked[1]
 
     # ------------------------------------------------------------------ beginning and going on
 

@@ -392,7 +392,6 @@ class PrivateSumStrategy(Strategy):
                         federation=federation,
                         rounds=rounds,
                     )
-                if self._started is not None:
                     self._ask_all(result, timeout, evaluate_fn)
                 self._forget_noise()
                 rounds.close(ledger, go_on=self._go_on)

@@ -209,7 +209,7 @@ class Following:
                 self._tracker.end(run.status)
         except Exception as error:  # a library of others, and a server of others
             self._fails = True
-            # The warning is in the run directory, and libraries quote the address they were given.
+            # Libraries quote the address they were given.
             said = _LOGIN.sub("", str(error))
             logger.warning(
                 "the tracker was not told: %s: %s (metrics.jsonl has the figures)",
