@@ -722,17 +722,20 @@ class RunDirectory:
 
 
 @contextlib.contextmanager
-def supervisor_lock(run_path: Path) -> Iterator[None]:
+def supervisor_lock(run_path: Path, *, file: Path | None = None) -> Iterator[None]:
     """Be the only command that runs or changes a run; at the end its files get their date.
 
     Args:
-        run_path: The run directory; its owner's folder must exist.
+        run_path: The run directory.
+        file: The one in it that is changed; None for the run, whose owner's folder must exist.
 
     Raises:
         RunDirectoryError: Another process holds the lock.
     """
-    file = OwnerFolder(run_path).path / "lock"
-    with lock_file(file, what=f"the run in {run_path}") as held:
+    lock, what = OwnerFolder(run_path).path / "lock", f"the run in {run_path}"
+    if file is not None:
+        lock, what = file.with_name(f".{file.name}.lock"), f"the file {file}"
+    with lock_file(lock, what=what) as held:
         try:
             yield
         finally:

@@ -17,11 +17,16 @@ from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import read_json_lines
 from flower_privsyn.generation.openai_backend import is_address
 from flower_privsyn.generation.topics import quotas
-from flower_privsyn.locks import lock_file
 from flower_privsyn.models import has_model
 from flower_privsyn.progress import Progress
 from flower_privsyn.run import RunDirectory
-from flower_privsyn.run.directory import TRAINED_MODEL, named, round_texts, writer_in
+from flower_privsyn.run.directory import (
+    TRAINED_MODEL,
+    named,
+    round_texts,
+    supervisor_lock,
+    writer_in,
+)
 from flower_privsyn.strategies._population import Population, survivors
 from flower_privsyn.strategies._synthesis import ExpansionSettings, expand_resumably
 from flower_privsyn.strategies.ctcl import TopicsOfRun, write_by_topic
@@ -147,7 +152,7 @@ def write_more(
     path = run.path / f"expanded-{_short(settings.generator)}-{digest}.jsonl"
     by_class: dict[str, int] = {}
     dropped: Counter[str] = Counter()
-    with lock_file(path.with_name(f".{path.name}.lock"), what=f"the file {path}"):
+    with supervisor_lock(run.path, file=path):
         if topics is None:
             expand = settings.expansion_by(settings.prompt)
             for name, quota in _quotas(run, seeds, num_samples).items():

@@ -65,6 +65,9 @@ def test_writes_a_file_of_its_own_and_nothing_else(finished: RunDirectory) -> No
     added = set(after) - set(before)
     assert {name for name in added if not name.startswith(".")} == {written.path.name}
     assert {name: after[name] for name in before} == before
+    # When it was written may say how long the run took.
+    assert len({file.stat().st_mtime for file in finished.path.rglob("*")}) == 1
+    assert (written.path.parent / f".{written.path.name}.lock").read_bytes() == b""
 
 
 @pytest.mark.usefixtures("echoing")
