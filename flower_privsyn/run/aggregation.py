@@ -282,12 +282,9 @@ class Secure:
 
     def collect(self, replies: Iterable[Message], *, asked: AskedRound) -> Collected:
         """Add up masked answers, have the nodes agree on whose they are, and take the masks off."""
-        begun, counts = self._begun, Counter[str]()
-        if begun is None:
-            for _ in first_replies(replies, asked=(), counts=counts):
-                pass
-            return self._without_sum(asked, counts | self._counts, charged=False)
-        ask, protocol = begun
+        if self._begun is None:
+            return self._without_sum(asked, self._counts, charged=False)
+        (ask, protocol), counts = self._begun, Counter[str]()
         self._take(
             first_replies(replies, asked=protocol.active, counts=counts),
             lambda node, reply: protocol.add_answer(node, *secure_wire.unpack_masked(reply)),
