@@ -99,7 +99,8 @@ def keep_state(run: RunDirectory, number: int, state: State) -> State:
     path, packed = run.path / f"checkpoint-{number:04d}.npz", json.dumps(rest).encode()
     with replacing(path, for_the_owner=True) as file:
         np.savez(file, **{**arrays, _REST: np.frombuffer(packed, dtype=np.uint8)})
-    for other in set(_kept(run)) - {path}:
+    # Also what a process was killed in writing.
+    for other in {*_kept(run), *run.path.glob(".checkpoint-*")} - {path}:
         other.unlink(missing_ok=True)
     return {**arrays, **json.loads(packed)}
 
