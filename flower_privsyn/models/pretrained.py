@@ -95,6 +95,9 @@ def load_pretrained(
     chosen_dtype = choose_dtype(dtype, chosen_device)
     unfit = f"model {str(name)!r} cannot be loaded as a {called} language model"
     with failures_as(ModelError, unfit), quiet_transformers():
+        if (Path(resolved) / "adapter_config.json").exists():
+            # Transformers 4 opens the folder that it names, wherever that is.
+            raise ValueError("it holds an adapter, which names another model")
         config = transformers.AutoConfig.from_pretrained(
             resolved, local_files_only=True, trust_remote_code=False
         )

@@ -30,11 +30,7 @@ from flower_privsyn.models import resolve_model
 from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.queries.joint_sketch import find_bigrams
 from flower_privsyn.training.storage import digest_of, weight_files
-from flower_privsyn.training.tokens import (
-    first_token,
-    scored,
-    text_window,
-)
+from flower_privsyn.training.tokens import first_token, scored, text_window
 
 if TYPE_CHECKING:
     from flower_privsyn.data.public_rows import PublicRows

@@ -130,6 +130,16 @@ def test_auto_precision_follows_the_cpu(monkeypatch: pytest.MonkeyPatch):
         assert choose_dtype("auto", torch.device("cpu")) == expected
 
 
+def test_a_folder_that_names_another_is_refused(llama: Path, tmp_path: Path) -> None:
+    """Of a run that somebody handed over it would be opened, wherever that is."""
+    folder = tmp_path / "model"
+    shutil.copytree(llama, folder)
+    named = {"peft_type": "LORA", "base_model_name_or_path": str(llama)}
+    (folder / "adapter_config.json").write_text(json.dumps(named))
+    with pytest.raises(ModelError, match="it holds an adapter, which names another model"):
+        load_pretrained(folder, kind="causal", dtype="float32", device="cpu")
+
+
 def test_an_adapter_of_another_model_is_refused(lstm: Path, adapters: tuple[Path, Path]) -> None:
     model, _ = _load(lstm)
     with pytest.raises(ModelError, match="'lstm'"):
