@@ -13,6 +13,7 @@ import importlib.util
 import logging
 import math
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -157,6 +158,10 @@ TRACKERS: Final[dict[str, Callable[[], Tracker]]] = {
 }
 
 
+#: Who asks a server, and by which password, in an address.
+_LOGIN: Final = re.compile(r"(?<=://)[^/\s]*@")
+
+
 class Following:
     """A tracker that a process tells of a run; one that failed, not before the run ends.
 
@@ -204,10 +209,12 @@ class Following:
                 self._tracker.end(run.status)
         except Exception as error:  # a library of others, and a server of others
             self._fails = True
+            # Libraries quote the address they were given.
+            said = _LOGIN.sub("", str(error))
             logger.warning(
                 "the tracker was not told: %s: %s (metrics.jsonl has the figures)",
                 type(error).__name__,
-                error,
+                said,
             )
 
 

@@ -45,7 +45,7 @@ class Listening:
 
     def log(self, number: int, figures: Mapping[str, float]) -> None:
         if self.fails:
-            raise ConnectionError("no route to http://tracker:5000/api")
+            raise ConnectionError("no route to http://me:pass@word@tracker:5000/api")
         self.points += [(number, name, value) for name, value in figures.items()]
 
     def end(self, status: str) -> None:
