@@ -22,9 +22,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from flower_privsyn.comparison.paraphrase import Paraphraser, TokenChoice
 from flower_privsyn.comparison.plan import Cell, Plan
 from flower_privsyn.data import Chunking, Samples, Users, public_texts
 from flower_privsyn.data.chunking import token_ids
+from flower_privsyn.data.public_rows import PublicRows
 from flower_privsyn.embedding import load_embedder, load_tokenizer
 from flower_privsyn.errors import DataError, FederationError, TrainingError
 from flower_privsyn.evaluation.copies import copy_rates
@@ -46,8 +48,10 @@ from flower_privsyn.privacy.randomness import SecureRandom
 from flower_privsyn.progress import Progress
 from flower_privsyn.report.summary import RunSummary
 from flower_privsyn.run import RunDirectory
+from flower_privsyn.strategies._synthesis import ExpansionSettings, expand_resumably
 from flower_privsyn.training.causal import CausalTraining
 from flower_privsyn.training.distillation import Distillation
+from flower_privsyn.training.selection import LogRatioScorer, choose, long_rows, surprisal_weights
 
 #: Folder of a model that a cell has trained, in that of the cell; steps and rate follow.
 STUDENT: Final = "student-"
@@ -364,14 +368,6 @@ def prompt_chosen(job: Job, measures: Measures) -> dict[str, Any]:
     Rows are scored by the log-ratio of their tokens in that text to public text (DSIR, Xie et al.,
     NeurIPS 2023), and as many are chosen as a joint sketch chooses.
     """
-    from flower_privsyn.data.public_rows import PublicRows
-    from flower_privsyn.training.selection import (
-        LogRatioScorer,
-        choose,
-        long_rows,
-        surprisal_weights,
-    )
-
     begun, values, like = time.monotonic(), job.values, _told(job)
     tokenizer = load_tokenizer(located(measures.plan.downstream))[0]
     public = PublicRows.of(
@@ -416,8 +412,6 @@ def paraphrases(job: Job, measures: Measures) -> dict[str, Any]:
     Raises:
         ConfigError: The generator is no model that runs here, or cannot hold the text.
     """
-    from flower_privsyn.comparison.paraphrase import Paraphraser, TokenChoice
-
     values = job.values
     private = measures.plan.people.private(job.cell.seed)
     samples = measures.samples(private, max_tokens=int(values["max-tokens"]))
@@ -500,8 +494,6 @@ def _expanded(
         source: what they are called.
         kept: where the texts are written down; None for a file of the cell's.
     """
-    from flower_privsyn.strategies._synthesis import ExpansionSettings, expand_resumably
-
     values, kept = job.values, kept or job.folder / "expanded.jsonl"
     kept.touch(mode=0o600)  # for its owner's eyes, whatever it is made of
     seed = int(values["seed"])

@@ -30,6 +30,7 @@ from flower_privsyn.checks import PositiveFloat, Settings, check_whole
 from flower_privsyn.data import public_texts
 from flower_privsyn.embedding import load_tokenizer
 from flower_privsyn.errors import ConfigError
+from flower_privsyn.models.pretrained import context_of, load_pretrained
 from flower_privsyn.privacy.randomness import RandomSource
 from flower_privsyn.training.tokens import token_rows
 
@@ -182,8 +183,6 @@ class Paraphraser:
         max_new_tokens: int = 64,
         batch_size: int = 32,
     ) -> None:
-        from flower_privsyn.models.pretrained import context_of, load_pretrained
-
         if template.count("{text}") != 1:
             raise ConfigError(f'the template must hold "{{text}}" once, got {template!r}')
         self.max_new_tokens = check_whole("max-new-tokens", max_new_tokens, ge=1)

@@ -17,6 +17,7 @@ import numpy as np
 
 from flower_privsyn.data import Chunking, Samples, Users, load_configured
 from flower_privsyn.data.chunking import class_names
+from flower_privsyn.data.public_rows import PublicRows
 from flower_privsyn.embedding import Embedder, load_embedder, load_tokenizer
 from flower_privsyn.embedding.embedder import has_embedder
 from flower_privsyn.errors import ConfigError, DataError
@@ -288,8 +289,6 @@ def random_public_text(
         rows: how many where passes are counted and not steps; 0 for all.
         seed: of the draw.
     """
-    from flower_privsyn.data.public_rows import PublicRows
-
     public = PublicRows.of(
         source,
         tokenizer=load_tokenizer(located(str(model)))[0],

@@ -20,20 +20,18 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from flower_privsyn.checks import check_whole
 from flower_privsyn.data.chunking import Chunking
+from flower_privsyn.embedding import Embedder
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import expanded, replacing
 from flower_privsyn.models.library import import_extra
 from flower_privsyn.queries import nearest_candidates
-
-if TYPE_CHECKING:
-    from flower_privsyn.embedding import Embedder
 
 Float32Array = npt.NDArray[np.float32]
 Float64Array = npt.NDArray[np.float64]

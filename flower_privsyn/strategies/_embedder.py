@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from flower_privsyn.embedding import Embedder, load_embedder
+from flower_privsyn.embedding.batch_invariance import require_batch_invariance
 from flower_privsyn.files import located
 from flower_privsyn.run.method import RecordSource
 from flower_privsyn.run.settings import PrivateSumConfig
-
-if TYPE_CHECKING:
-    from flower_privsyn.embedding import Embedder
 
 
 def embedder_of(config: PrivateSumConfig, given: Embedder | None) -> Embedder:
@@ -24,9 +21,6 @@ def embedder_of(config: PrivateSumConfig, given: Embedder | None) -> Embedder:
             embedding.
         MissingExtraError: what it needs is not installed.
     """
-    from flower_privsyn.embedding import load_embedder
-    from flower_privsyn.embedding.batch_invariance import require_batch_invariance
-
     found = given
     if found is None:
         found = load_embedder(located(config.embedding_model), precision=config.embedding_precision)

@@ -11,13 +11,22 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from annotated_types import Ge
 
 from flower_privsyn.checks import NonNegativeInt, PositiveInt
+from flower_privsyn.data import public_texts
+from flower_privsyn.embedding import Embedder
 from flower_privsyn.files import located
+from flower_privsyn.generation import (
+    ByInstruction,
+    MaskFill,
+    TextGenerator,
+    Variation,
+    load_instruction,
+)
 from flower_privsyn.generation.generators import ExpandingSettings
 from flower_privsyn.queries import NearestNeighborHistogram, Query
 from flower_privsyn.queries.nearest_neighbor import VoteClip
@@ -34,10 +43,6 @@ from flower_privsyn.run.method import (
 from flower_privsyn.run.settings import PrivateSumConfig
 from flower_privsyn.strategies._embedder import embedder_of, embeddings_by
 from flower_privsyn.strategies._population import IntArray, Population
-
-if TYPE_CHECKING:
-    from flower_privsyn.embedding import Embedder
-    from flower_privsyn.generation import ByInstruction, TextGenerator, Variation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,8 +103,6 @@ class EvolutionConfig(ExpandingSettings, PrivateSumConfig):
         Raises:
             ConfigError: the prompt cannot be read, or is not for such models.
         """
-        from flower_privsyn.generation import ByInstruction, load_instruction
-
         return ByInstruction(
             generator,
             load_instruction(located(prompt), purpose=purpose),
@@ -164,8 +167,6 @@ class Evolution(Method):
 
     def _load_variation(self) -> Variation:
         """What varies texts as the settings have it."""
-        from flower_privsyn.generation import MaskFill
-
         config = self.config
         if config.asks_for_variations:
             return config.asked(self._writer(), config.variation, "variation")
@@ -178,8 +179,6 @@ class Evolution(Method):
 
     def _read_seeds(self, fewest: int | None = None) -> list[str]:
         """The public texts, at least so many as the first population needs."""
-        from flower_privsyn.data import public_texts
-
         config = self.config
         return public_texts(
             config.public_text,
@@ -192,8 +191,6 @@ class Evolution(Method):
 
     def _rehearse(self) -> None:
         """Have the generator write once: it must not fail after a release."""
-        from flower_privsyn.generation import ByInstruction
-
         if isinstance(self._variation, ByInstruction):
             self._variation.rehearse(self.config.class_names or None)
 

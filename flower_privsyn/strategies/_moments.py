@@ -6,25 +6,23 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Self
+from typing import Annotated, Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from flower_privsyn.checks import OrZero, PositiveInt
+from flower_privsyn.data import public_texts
+from flower_privsyn.embedding import Embedder
 from flower_privsyn.errors import ConfigError, RunDirectoryError
 from flower_privsyn.evaluation.distribution import gaussian_frechet
 from flower_privsyn.files import replacing
 from flower_privsyn.generation.backends import derive_seed
+from flower_privsyn.progress import Progress
 from flower_privsyn.queries import Moments
 from flower_privsyn.queries.moments import clipped_points, symmetric
 from flower_privsyn.run.method import SumOfUsers, added_up
 from flower_privsyn.run.settings import PrivateSumConfig
-
-if TYPE_CHECKING:
-    from flower_privsyn.embedding import Embedder
-    from flower_privsyn.progress import Progress
-
 
 Matrix = npt.NDArray[Any]
 
@@ -477,8 +475,6 @@ def settled_space(
         DataError: the public texts cannot be read.
         RunDirectoryError: what was written down is damaged.
     """
-    from flower_privsyn.data import public_texts
-
     file = folder / SPACE_FILE
     if file.exists():
         return MomentSpace.load(file)

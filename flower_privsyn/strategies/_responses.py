@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,17 +19,14 @@ from flower_privsyn.data import Chunking, public_texts
 from flower_privsyn.data.sentences import mostly_whole, whole_sentences
 from flower_privsyn.errors import ConfigError, GenerationError
 from flower_privsyn.files import append_json_lines, located, read_json_lines
-from flower_privsyn.generation import Expand, load_prompt, rehearse
+from flower_privsyn.generation import Expand, TextGenerator, load_prompt, rehearse
 from flower_privsyn.generation.backends import at_once, derive_seed
 from flower_privsyn.generation.generators import GeneratorSettings
 from flower_privsyn.generation.prompts import NUM_EXAMPLES, flattened, unusable
+from flower_privsyn.progress import Progress
 from flower_privsyn.run.method import State
 from flower_privsyn.run.settings import PrivateSumConfig
 from flower_privsyn.strategies._population import Population
-
-if TYPE_CHECKING:
-    from flower_privsyn.generation import TextGenerator
-    from flower_privsyn.progress import Progress
 
 logger = logging.getLogger("flwr.privsyn")
 

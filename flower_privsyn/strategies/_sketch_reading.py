@@ -6,19 +6,17 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from flower_privsyn.models.bias import LogitBias, bigram_table
 from flower_privsyn.queries import Broadcast, Cohort, JointSketch
 from flower_privsyn.queries.joint_sketch import Block, ItemMoments
 from flower_privsyn.report.sketch_file import write_sketch
 from flower_privsyn.run.method import SumOfUsers, added_up
-
-if TYPE_CHECKING:
-    from flower_privsyn.models.bias import LogitBias
-    from flower_privsyn.training.selection import LogRatioScorer
+from flower_privsyn.training.selection import LogRatioScorer, surprisal_weights
 
 Float64Array = npt.NDArray[np.float64]
 
@@ -211,8 +209,6 @@ class TokenSketch:
         whole bias. Where it is less, both fade: to choose text of rare words, or to teach a model
         how often the words of text come that noise has chosen, does harm.
         """
-        from flower_privsyn.training.selection import surprisal_weights
-
         told = self.tokens.told(self.tokens.public * surprisal_weights(_seen(self.tokens)))
         return min(1.0, told / _TOLD_ENOUGH)
 
@@ -225,8 +221,6 @@ class TokenSketch:
         Returns:
             Of rows of tokens of `vocabulary`.
         """
-        from flower_privsyn.training.selection import LogRatioScorer, surprisal_weights
-
         tokens, bigrams, trust = self.tokens, self.bigrams, self.trust
         return LogRatioScorer(
             tokens=tokens.ranking(trust),
@@ -249,8 +243,6 @@ class TokenSketch:
         With r the log-ratios, a token b after a token a is as much likelier as r(ab) - r(a) says:
         r(b), which every b gets, and what the bigram says beyond both of its tokens.
         """
-        from flower_privsyn.models.bias import LogitBias, bigram_table
-
         bigrams, size, ratios = self.bigrams, self.vocabulary, self.tokens.log_ratio
         own = np.zeros(size) if unlearnt is None else unlearnt[:size]
         pairs = None

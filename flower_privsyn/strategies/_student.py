@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from annotated_types import Ge, Gt
 
 from flower_privsyn.run.settings import PrivateSumConfig
-
-if TYPE_CHECKING:
-    from flower_privsyn.training.causal import CausalTraining
+from flower_privsyn.training.causal import CausalTraining, on_public_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +24,4 @@ class StudentConfig(PrivateSumConfig):
 
     def student_training(self) -> CausalTraining:
         """How the model is trained on public text."""
-        from flower_privsyn.training.causal import on_public_rows
-
         return on_public_rows(self.to_dict())

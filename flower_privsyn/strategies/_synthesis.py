@@ -6,18 +6,15 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flower_privsyn.errors import GenerationError
 from flower_privsyn.files import append_json_lines, read_json_lines
+from flower_privsyn.generation import Expand
 from flower_privsyn.generation.generators import ExpandingSettings
 from flower_privsyn.progress import Progress
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.directory import EXPANDED
-
-if TYPE_CHECKING:
-    from flower_privsyn.generation import Expand
-
 
 logger = logging.getLogger("flwr.privsyn")
 

@@ -5,27 +5,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 from annotated_types import Ge, Gt, Le
 
 from flower_privsyn.checks import IN_PYTHON, OrZero
+from flower_privsyn.data.public_rows import PublicRows
+from flower_privsyn.embedding import load_tokenizer
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located, replacing
+from flower_privsyn.generation.prompts import quoted
+from flower_privsyn.models.bias import LogitBias
 from flower_privsyn.queries import JointSketch as JointSketchQuery
+from flower_privsyn.queries.joint_sketch import frequent_bigrams
 from flower_privsyn.run.method import Question, RecordSource, RunContext, SumOfUsers
 from flower_privsyn.strategies._sketch_reading import TokenSketch
 from flower_privsyn.strategies._student import StudentConfig
-
-if TYPE_CHECKING:
-    from flower_privsyn.data.public_rows import PublicRows
-    from flower_privsyn.models.bias import LogitBias
-    from flower_privsyn.training.causal import FineTuning
-    from flower_privsyn.training.distillation import Distillation
-    from flower_privsyn.training.selection import Selection
-
+from flower_privsyn.training.bias import load_plain, save_biased, unlearnt
+from flower_privsyn.training.causal import FineTuning, fine_tune
+from flower_privsyn.training.distillation import Distillation, check_same_tokens, load_teacher
+from flower_privsyn.training.selection import Selection, choose, long_rows
+from flower_privsyn.training.tokens import check_window
 
 Float64Array = npt.NDArray[np.float64]
 
@@ -132,9 +134,6 @@ class SketchedText:
     """
 
     def __init__(self, config: SketchedStudentConfig, place: RunContext) -> None:
-        from flower_privsyn.data.public_rows import PublicRows
-        from flower_privsyn.embedding import load_tokenizer
-
         self._config, self.place = config, place
         self.tokenizer, fingerprint = load_tokenizer(located(config.model))
         with place.progress.stage("Read the public text", total=None):
@@ -162,8 +161,6 @@ class SketchedText:
         return [self.public.text_of(int(place)) for place in places]
 
     def _broadcast(self) -> dict[str, Any]:
-        from flower_privsyn.queries.joint_sketch import frequent_bigrams
-
         config, bigrams, public = self._config, None, self.public
         if config.num_bigrams:
             # Kept, so that a resumed run asks the same whatever became of the file since.
@@ -243,10 +240,6 @@ def check_student(config: SketchedStudentConfig, begins: str) -> None:
         ModelError: a model is not on this machine, is no causal language model, or has a bias where
             it is to get one.
     """
-    from flower_privsyn.training.bias import load_plain
-    from flower_privsyn.training.distillation import check_same_tokens, load_teacher
-    from flower_privsyn.training.tokens import check_window
-
     network, tokenizer = load_plain(located(begins))
     predicted = int(network.get_output_embeddings().weight.shape[0])
     if len(tokenizer) > predicted:
@@ -287,8 +280,6 @@ class SketchedStudent:
     def __init__(
         self, config: SketchedStudentConfig, text: SketchedText, releases: Sequence[SumOfUsers]
     ) -> None:
-        from flower_privsyn.training.selection import choose, long_rows
-
         self._config, self._text, self._releases = config, text, releases
         self.sketch = text.read(releases)
         self.selection = choose(
@@ -345,8 +336,6 @@ class SketchedStudent:
 
     def _distillation(self, folder: Path) -> Distillation | None:
         """What the student is taught by; a teacher that is to learn first has done so."""
-        from flower_privsyn.training.distillation import Distillation
-
         config = self._config
         if not config.teacher:
             return None
@@ -373,8 +362,6 @@ class SketchedStudent:
         Raises:
             TrainingError: the loss is no longer finite.
         """
-        from flower_privsyn.generation.prompts import quoted
-
         texts = [text for _, text in self.sentences[: steps * int(_ADAPTERS["batch_size"])]]
         self._fine_tune(
             model,
@@ -399,8 +386,6 @@ class SketchedStudent:
         distillation: Distillation | None = None,
         **otherwise: Any,
     ) -> FineTuning:
-        from flower_privsyn.training.causal import fine_tune
-
         config = self._config
         output.parent.mkdir(exist_ok=True)
         with self._text.place.progress.stage(f"Train the {who}", steps) as stage:
@@ -425,8 +410,6 @@ class SketchedStudent:
         Raises:
             ModelError: the model cannot be loaded, or `output` holds something else.
         """
-        from flower_privsyn.training.bias import save_biased
-
         save_biased(plain, output, self.bias_of(plain, who=who))
 
     def bias_of(self, plain: Path, *, who: str = "student") -> LogitBias:
@@ -444,8 +427,6 @@ class SketchedStudent:
         Raises:
             ModelError: the model cannot be loaded.
         """
-        from flower_privsyn.training.bias import unlearnt
-
         config, chosen = self._config, self.selection.tokens
         with self._text.place.progress.stage(f"Read what the {who} lacks", total=None):
             told = TokenSketch.of(

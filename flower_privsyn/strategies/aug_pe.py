@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, final
+from typing import Annotated, Any, final
 
 import numpy as np
 import numpy.typing as npt
@@ -29,14 +29,12 @@ from annotated_types import Ge, Le
 from flower_privsyn.checks import NonNegativeFloat, PositiveInt
 from flower_privsyn.data.chunking import class_names
 from flower_privsyn.errors import ConfigError, GenerationError
+from flower_privsyn.generation import ByInstruction
 from flower_privsyn.queries import LabelledHistogram, NearestNeighborHistogram
 from flower_privsyn.run.method import Question, ReleasedSum, State
 from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies._evolution import Evolution, EvolutionConfig
 from flower_privsyn.strategies._population import IntArray, Population, survivor_records, survivors
-
-if TYPE_CHECKING:
-    from flower_privsyn.generation import ByInstruction
 
 
 @dataclass(frozen=True, kw_only=True)

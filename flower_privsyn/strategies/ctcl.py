@@ -21,18 +21,19 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, final
+from typing import Any, Final, Literal, final
 
 import numpy as np
 import numpy.typing as npt
 
 from flower_privsyn.checks import LARGEST_WHOLE, NonNegativeInt, PositiveInt
+from flower_privsyn.embedding import Embedder
 from flower_privsyn.errors import ConfigError, GenerationError
 from flower_privsyn.files import append_json_lines, located, read_json, read_json_lines, write_json
-from flower_privsyn.generation import SamplingParameters, TextGenerator
+from flower_privsyn.generation import SamplingParameters, TextGenerator, load_trained_generator
 from flower_privsyn.generation.backends import WritingSettings, derive_seed
 from flower_privsyn.generation.prompts import flattened, unusable
-from flower_privsyn.generation.topics import load_topics, quotas
+from flower_privsyn.generation.topics import Topics, load_topics, quotas
 from flower_privsyn.privacy import Sampling
 from flower_privsyn.progress import Progress
 from flower_privsyn.queries import Broadcast, ConditionalDelta, NearestNeighborHistogram, Query
@@ -48,11 +49,6 @@ from flower_privsyn.strategies._first_release import (
     FirstReleaseConfig,
     ReleaseThenTraining,
 )
-
-if TYPE_CHECKING:
-    from flower_privsyn.embedding import Embedder
-    from flower_privsyn.generation.topics import Topics
-
 
 logger = logging.getLogger("flwr.privsyn")
 
@@ -357,8 +353,6 @@ class TopicsAndTraining(ReleaseThenTraining):
 
         By public shares where the histogram was lost, or says nothing.
         """
-        from flower_privsyn.generation import load_trained_generator
-
         config, figures = self.config, super().finish(state)
         weights, topics_by = np.maximum(state.get("histogram", 0.0), 0.0), "histogram"
         if not weights.any():

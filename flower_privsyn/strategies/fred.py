@@ -24,11 +24,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, final
+from typing import Annotated, Any, Final, Literal, final
 
 import numpy as np
 
 from flower_privsyn.checks import IN_PYTHON, OrZero, PositiveInt
+from flower_privsyn.data import Chunking
+from flower_privsyn.data.public_corpus import public_documents
+from flower_privsyn.embedding import Embedder
 from flower_privsyn.errors import ConfigError, DataError, RunDirectoryError
 from flower_privsyn.files import user_path
 from flower_privsyn.generation.backends import derive_seed
@@ -39,6 +42,7 @@ from flower_privsyn.privacy import (
     Release,
     release_epsilon,
 )
+from flower_privsyn.progress import Progress
 from flower_privsyn.queries import Moments, Query
 from flower_privsyn.queries.moments import Radius, Unit
 from flower_privsyn.run.method import (
@@ -64,10 +68,6 @@ from flower_privsyn.strategies._moments import (
     settled_space,
     shift_of,
 )
-
-if TYPE_CHECKING:
-    from flower_privsyn.embedding import Embedder
-    from flower_privsyn.progress import Progress
 
 logger = logging.getLogger("flwr.privsyn")
 
@@ -388,8 +388,6 @@ def read_sets(
     Raises:
         DataError: a source is missing, unreadable or without text, or too small for its share.
     """
-    from flower_privsyn.data import Chunking
-    from flower_privsyn.data.public_corpus import public_documents
 
     def pieces(source: str) -> list[str]:
         written = user_path(source) / "synthetic.jsonl"

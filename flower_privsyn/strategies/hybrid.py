@@ -34,6 +34,8 @@ from flower_privsyn.strategies._token_sketch import (
     SketchedText,
     check_student,
 )
+from flower_privsyn.training.bias import save_biased
+from flower_privsyn.training.tokens import first_token
 
 #: What was made of the sketch, and the rounds that train begin with, below the run directory.
 _STUDENT: Final = "models/student"
@@ -127,8 +129,6 @@ class SketchThenTraining(ReleaseThenTraining):
         if not self.config.token_bias:
             return begun
         # Read once: rounds and result have the same.
-        from flower_privsyn.training.tokens import first_token
-
         bias = student.bias_of(self.run.path / _STUDENT).for_model(
             self.model.predicted, first_token=first_token(self.model.tokenizer)
         )
@@ -152,8 +152,6 @@ class SketchThenTraining(ReleaseThenTraining):
         figures, plain = self.written(state, PLAIN_MODEL), self.run.path / PLAIN_MODEL
         student, final = self._student(release), self.run.path / TRAINED_MODEL
         if (bias := LogitBias.of_arrays(_bias_in(state))) is not None:
-            from flower_privsyn.training.bias import save_biased
-
             save_biased(plain, final, bias)
         else:
             student.add_bias(plain, final)

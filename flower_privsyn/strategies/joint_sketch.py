@@ -20,31 +20,34 @@ Papers:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, final
+from typing import Annotated, Any, Final, Literal, final
 
 import numpy as np
 from annotated_types import Ge, Gt, Le
 
 from flower_privsyn.checks import OrZero, PositiveFloat
+from flower_privsyn.data.chunking import token_ids
+from flower_privsyn.data.public_rows import TokenRows
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located
+from flower_privsyn.generation import Expand, TextGenerator
 from flower_privsyn.generation.backends import derive_seed
 from flower_privsyn.generation.generators import ExpandingSettings, load_generator, runs_elsewhere
+from flower_privsyn.models.library import import_extra
+from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.queries import Query
 from flower_privsyn.report.sketch_file import SELECTED
 from flower_privsyn.run.directory import PLAIN_MODEL, TRAINED_MODEL, TRAINED_WRITER, WRITTEN
 from flower_privsyn.run.method import Method, Question, RecordSource, RunContext, State, need
 from flower_privsyn.run.strategy import PrivateSumStrategy
+from flower_privsyn.strategies._synthesis import expand_resumably, refuse_nothing
 from flower_privsyn.strategies._token_sketch import (
     SketchedStudent,
     SketchedStudentConfig,
     SketchedText,
     check_student,
 )
-
-if TYPE_CHECKING:
-    from flower_privsyn.generation import Expand, TextGenerator
-
+from flower_privsyn.training.selection import long_rows
 
 #: Of a generator that learns from the chosen text: more make it write what it read.
 _STEPS: Final = 8
@@ -206,11 +209,6 @@ class AskedOnce(Method):
         Returns:
             The records of at most `count` texts, and how many were dropped, by reason.
         """
-        from flower_privsyn.data.chunking import token_ids
-        from flower_privsyn.data.public_rows import TokenRows
-        from flower_privsyn.strategies._synthesis import expand_resumably, refuse_nothing
-        from flower_privsyn.training.selection import long_rows
-
         config = self.config
         shown = student.sentences[: config.synthetic_samples]
         expand = config.expansion_by(self._prompt, self._writer(student))
@@ -249,9 +247,6 @@ class AskedOnce(Method):
 
     def _refuse_untrainable(self) -> None:
         """Refuse a generator that is to learn and cannot, before anybody is asked."""
-        from flower_privsyn.models.library import import_extra
-        from flower_privsyn.models.pretrained import load_pretrained
-
         config = self.config
         if not self._steps:
             return

@@ -15,6 +15,8 @@ import numpy as np
 
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import read_json_lines
+from flower_privsyn.generation import load_trained_generator
+from flower_privsyn.generation.backends import derive_seed
 from flower_privsyn.generation.openai_backend import is_address
 from flower_privsyn.generation.topics import quotas
 from flower_privsyn.models import has_model
@@ -137,9 +139,6 @@ def write_more(
             messages.
         GenerationError: the generator failed; what it wrote before stays.
     """
-    from flower_privsyn.generation import load_trained_generator
-    from flower_privsyn.generation.backends import derive_seed
-
     run.refuse_unfinished()
     topics, round_number = _topics(run, settings), max(run.finished_rounds(), default=0)
     if topics is None:

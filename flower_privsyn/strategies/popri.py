@@ -24,17 +24,20 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, final
+from typing import Annotated, Any, Final, Literal, final
 
 import numpy as np
 import numpy.typing as npt
 
 from flower_privsyn.checks import IN_PYTHON
+from flower_privsyn.embedding import Embedder
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located, read_json, write_json
+from flower_privsyn.generation import TextGenerator
 from flower_privsyn.generation.backends import derive_seed
 from flower_privsyn.generation.generators import ExpandingSettings
 from flower_privsyn.generation.openai_backend import is_address
+from flower_privsyn.models import resolve_model
 from flower_privsyn.queries import MeanSimilarity, Moments, Query, expand_scores
 from flower_privsyn.queries.similarity import AnswerSpace, Centre, Scale
 from flower_privsyn.run.directory import RoundFiles
@@ -65,10 +68,6 @@ from flower_privsyn.training.preference_settings import (
     PreferenceTraining,
     TrainingReport,
 )
-
-if TYPE_CHECKING:
-    from flower_privsyn.embedding import Embedder
-    from flower_privsyn.generation import TextGenerator
 
 logger = logging.getLogger("flwr.privsyn")
 
@@ -219,8 +218,6 @@ class PreferencesByScores(Method):
 
     def setup(self, place: RunContext) -> tuple[RecordSource, ...]:
         """Load the models and the public text, and settle what rounds are to be judged by."""
-        from flower_privsyn.models import resolve_model
-
         config, self.place = self.config, place
         self._responses = None  # of an earlier start, before other models take memory
         if self._trainer is None:

@@ -15,12 +15,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, final
+from typing import Annotated, Any, Final, Literal, final
 
 import numpy as np
 from annotated_types import Ge, Gt, Le
 
 from flower_privsyn.checks import NonNegativeInt
+from flower_privsyn.data.public_rows import PublicRows
+from flower_privsyn.embedding import load_tokenizer
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.files import located, write_json
 from flower_privsyn.run.method import RecordSource, ReleasedSum, RunContext, State, need
@@ -28,12 +30,9 @@ from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies._student import StudentConfig
 from flower_privsyn.strategies._training import FederatedTraining
 from flower_privsyn.strategies.dp_ftrl import DPFTRLConfig
-
-if TYPE_CHECKING:
-    from flower_privsyn.data.public_rows import PublicRows
-    from flower_privsyn.training.distillation import Distillation
-    from flower_privsyn.training.selection import Selection
-
+from flower_privsyn.training.causal import fine_tune
+from flower_privsyn.training.distillation import Distillation, check_same_tokens, load_teacher
+from flower_privsyn.training.selection import Selection, likelihoods, select
 
 #: Weight of the teacher beside the whole loss of the text: the paper has one, and does not print
 #: it. At a tenth the text decides, and the teacher says what else might have followed.
@@ -115,8 +114,6 @@ class PublicMidTrainingConfig(DPFTRLConfig, StudentConfig):
 
     def distillation(self) -> Distillation | None:
         """What it is taught by; None for nothing but the text."""
-        from flower_privsyn.training.distillation import Distillation
-
         if not self.teacher:
             return None
         return Distillation(
@@ -167,10 +164,6 @@ class TrainingInHalves(FederatedTraining):
             DataError: the public text cannot be read.
             ModelError: a model is not on this machine.
         """
-        from flower_privsyn.data.public_rows import PublicRows
-        from flower_privsyn.embedding import load_tokenizer
-        from flower_privsyn.training.distillation import check_same_tokens, load_teacher
-
         sources, config = super().setup(place), self.config
         if config.position == "none":
             return sources
@@ -254,7 +247,6 @@ class TrainingInHalves(FederatedTraining):
         Raises:
             TrainingError: the loss is no longer finite.
         """
-        from flower_privsyn.training.causal import fine_tune
         from flower_privsyn.training.local import LocalModel
 
         config, models = self.config, self.run.path / "models"
@@ -296,8 +288,6 @@ class TrainingInHalves(FederatedTraining):
         log p_private(x) + log p_public(x) says which, or the first of them alone, as the paper has
         it. What the public model says of rows no run changes: it stays beside them.
         """
-        from flower_privsyn.training.selection import likelihoods, select
-
         config, public = self.config, need(self._public)
         if config.public_rows == "matched":
             with self.progress.stage("Score public text privately", len(public)) as stage:

@@ -18,23 +18,20 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from flower_privsyn.checks import LARGEST_WHOLE
-from flower_privsyn.data.public_rows import TokenRows
+from flower_privsyn.data.public_rows import PublicRows, TokenRows
 from flower_privsyn.files import replacing
 from flower_privsyn.models import resolve_model
 from flower_privsyn.models.pretrained import load_pretrained
+from flower_privsyn.progress import Progress
 from flower_privsyn.queries.joint_sketch import find_bigrams
 from flower_privsyn.training.storage import digest_of, weight_files
 from flower_privsyn.training.tokens import first_token, scored, text_window
-
-if TYPE_CHECKING:
-    from flower_privsyn.data.public_rows import PublicRows
-    from flower_privsyn.progress import Progress
 
 Float64Array = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
