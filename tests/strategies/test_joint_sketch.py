@@ -28,9 +28,8 @@ from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.report.sketch_file import SKETCH_FILE, read_sketch
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.directory import TRAINED_WRITER, WRITTEN, writer_in
-from flower_privsyn.strategies import JointSketch, JointSketchConfig
+from flower_privsyn.strategies import JointSketch, JointSketchConfig, _token_sketch, joint_sketch
 from flower_privsyn.testing import EchoGenerator, flower_identity
-from flower_privsyn.training import selection
 from flower_privsyn.training.bias import save_biased, unlearnt
 from flower_privsyn.training.selection import long_rows
 from flower_privsyn.training.tokens import first_token, scored, token_rows
@@ -261,7 +260,7 @@ class TestWriting:
             scorer = long_rows(*scored_by)
             return lambda rows: found.append(scorer(rows)) or found[-1]
 
-        monkeypatch.setattr(selection, "long_rows", noting)
+        monkeypatch.setattr(joint_sketch, "long_rows", noting)
         settings = config(noise_multiplier=0.0, synthesis="written", synthetic_samples=5, best_of=3)
         strategy = JointSketch(settings, generator=EchoGenerator())
         strategy.start(federation(make_users(20)))
@@ -277,16 +276,14 @@ class TestWriting:
         self, federation: Builder, config: Builder, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """And the student learns from the written ones as well, where it is to read all twice."""
-        from flower_privsyn.training import causal
-
         learnt: list[Sequence[str]] = []
-        real = causal.fine_tune
+        real = _token_sketch.fine_tune
 
         def noted(model: str, texts: Sequence[str], **kwargs: Any) -> Any:
             learnt.append(texts)
             return real(model, texts, **kwargs)
 
-        monkeypatch.setattr(causal, "fine_tune", noted)
+        monkeypatch.setattr(_token_sketch, "fine_tune", noted)
         both = {"noise_multiplier": 0.0, "synthesis": "both", "synthetic_samples": 8}
         settings = config(**both, training_batch_size=100)
         strategy = JointSketch(settings, generator=EchoGenerator())
@@ -330,8 +327,6 @@ class TestTeaching:
     def test_by_a_teacher_that_learnt_first(
         self, federation: Builder, config: Builder, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from flower_privsyn.training import causal
-
         taught_by: list[Path] = []
 
         def noted(*args: Any, **kwargs: Any) -> Any:
@@ -339,8 +334,8 @@ class TestTeaching:
                 taught_by.append(kwargs["distillation"].teacher)
             return real(*args, **kwargs)
 
-        real = causal.fine_tune
-        monkeypatch.setattr(causal, "fine_tune", noted)
+        real = _token_sketch.fine_tune
+        monkeypatch.setattr(_token_sketch, "fine_tune", noted)
         settings = config(teacher="privsyn-tiny", teacher_steps=3, noise_multiplier=0.0)
         strategy = JointSketch(settings)
         strategy.start(federation(make_users(20)))
@@ -376,7 +371,7 @@ class TestResume:
         def die(*args: Any, **kwargs: Any) -> None:
             raise Killed
 
-        monkeypatch.setattr(selection, "choose", die)
+        monkeypatch.setattr(_token_sketch, "choose", die)
         with pytest.raises(Killed):
             JointSketch(config()).start(federation())
         monkeypatch.undo()
