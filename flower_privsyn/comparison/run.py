@@ -5,6 +5,8 @@ On disk:
     compare.json  comparison.md                     rewritten after every cell
     data/{private-0,tuning,held_out}.jsonl          the users, as they were split
     cells/<method>-eps-<epsilon>-seed-<seed>/run    the run directory, of methods that ask users
+                                            student-*   the best of its students, as `cell.json`
+                                                        says; in `run` is the last that was tried
                                             cell.json   what was measured
 
 Everything here but the run directories is computed from private text without noise.
