@@ -86,12 +86,13 @@ def command(folder: Path, *methods: str) -> list[str]:
     public.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return [
         *("compare", "--data", str(SAMPLE), "--users", "8", "--held-out-users", "4"),
+        *("--tuning-users", "4"),
         *("--epsilon", "8", "--seeds", "1", "--steps", "2", "--output", str(folder / "out")),
         *("--methods", *methods, "--public-text", str(public)),
         *("--set", "pre-text.num-rounds=1", "--set", "pre-text.num-candidates=16"),
         *("--set", "pre-text.synthetic-samples=12", "--set", "pre-text.max-new-tokens=48"),
         *("--set", "pre-text.lookahead=0", "--set", "pre-text.max-samples=2"),
-        *("--set", "pre-text.embedding-precision=float32", "--set", "generator=privsyn-lm"),
+        *("--set", "generator=privsyn-lm"),
         *("--set", "told-domain.synthetic-samples=12", "--set", "prompt-chosen.least-selected=32"),
         *(
             "--set",
