@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from flower_privsyn.cli.options import RunDir, Settings, given, option
 from flower_privsyn.cli.output import FAILED, tell
-from flower_privsyn.errors import ConfigError
+from flower_privsyn.errors import ConfigError, RunDirectoryError
 
 if TYPE_CHECKING:
     from flower_privsyn.run import RunDirectory
@@ -64,7 +64,7 @@ def expand(
     copied = copy_released(RunDirectory.open(run_dir), expanded(anew).absolute())
     try:
         status = resume(str(copied.path), settings)
-    except ConfigError:  # about --set: the command is typed again, with NEW
+    except (ConfigError, RunDirectoryError):  # the command is typed again, with NEW
         for folder in (copied.path, copied.owner.path):
             shutil.rmtree(folder)
         raise

@@ -4,9 +4,9 @@ Between two messages a node's secrets lie on its disk, beside the key by which o
 They are there, mode 0600, before a message leaves. Each step takes the state of the one before it,
 so none is taken twice, also after `kill -9`; a round's number must be above all before it in its
 run; after the last step nothing of the round is left. Of a round that its server never ended, what
-a step left stays until the next round of the run, or one of any run after seven days. The folder
-must be the node's own, and must not come back from a backup: a state that comes back can be gone on
-with twice.
+a step left stays until the next round of the run, or one of any run after seven days, looked for
+once an hour in a process. The folder must be the node's own, and must not come back from a backup:
+a state that comes back can be gone on with twice.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ BUNDLED: Final = {
 _LINES: Final = (".jsonl", ".jsonl.gz", ".json.gz")
 _NAMES: Final = (*_LINES, ".parquet", ".txt")
 
-#: Documents that are cut at a time.
+#: Documents that are cut at a time, and of which none is left out.
 _DOCUMENTS: Final = 512
 
 MOST_PUBLIC_CHARACTERS: Final = 2**24
@@ -185,8 +185,9 @@ def public_texts(
 ) -> list[str]:
     """Read public texts of at most `max_tokens` tokens, without duplicates, in file order.
 
-    Of a corpus of more than `MOST_PUBLIC_CHARACTERS` they are of every second document, every
-    fourth, or as few as are that long together: what is drawn of them is some thousand.
+    Of a corpus of many documents and more than `MOST_PUBLIC_CHARACTERS` they are of every second
+    document, every fourth, or as few as are that long together: what is drawn of them is some
+    thousand.
 
     Args:
         source: "bundled" for the passages that ship with the package (their README gives sources
@@ -225,7 +226,8 @@ def _thinned(documents: Iterable[str]) -> list[str]:
         if place % every == 0:
             kept.append(document)
             characters += len(document)
-        while characters > MOST_PUBLIC_CHARACTERS and len(kept) > 1:
+        # Of a few long ones, such as a file of one's whole text, none can be left out.
+        while characters > MOST_PUBLIC_CHARACTERS and len(kept) > _DOCUMENTS:
             kept, every = kept[::2], 2 * every
             characters = sum(map(len, kept))
     return kept

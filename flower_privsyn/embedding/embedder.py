@@ -349,9 +349,9 @@ def _load(folder: Path, *, precision: str, device: str | None) -> Any:
     library = import_extra("sentence_transformers", needed_by="Embedding text", extra="client")
     import torch
 
-    device = device or library.util.get_device_name()
-    native = pretrained.choose_dtype("auto", torch.device(device)) is not torch.float32
     try:
+        device = device or library.util.get_device_name()
+        native = pretrained.choose_dtype("auto", torch.device(device)) is torch.bfloat16
         with quiet_transformers():
             model = library.SentenceTransformer(
                 str(folder),

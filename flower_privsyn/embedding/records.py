@@ -32,7 +32,7 @@ from flower_privsyn.privacy import skipping
 logger = logging.getLogger("flower_privsyn.embedding")
 
 _DEFAULT_GIB = 32.0
-_VERSION = 1
+_VERSION = 2
 _ENDING = ".arrow"
 _FACTS = b"privsyn"
 #: Texts embedded together: what a killed process loses at most of `embed_texts`.

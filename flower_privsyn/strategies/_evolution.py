@@ -64,7 +64,8 @@ class EvolutionConfig(ExpandingSettings, PrivateSumConfig):
     """
     public_text: str = "bundled"
     """Seeds: "bundled", or a JSONL file with `text` and no person's data; also a folder or a data
-    set by name (docs/own_data.md). Of prose whole sentences are taken.
+    set by name (docs/own_data.md). Of prose whole sentences are taken; of many documents and more
+    than 16 million characters evenly fewer.
     """
     variation: str = "paraphrase"
     """How texts are varied: by `generator`, which is asked for it: "paraphrase", "style",

@@ -49,7 +49,8 @@ class ResponseSettings(GeneratorSettings, PrivateSumConfig):
     """The prompt, a bundled name or a JSON file."""
     public_text: str = "bundled"
     """The samples in the prompts: "bundled", or a JSONL file with `text` and no person's data; also
-    a folder or a data set by name (docs/own_data.md).
+    a folder or a data set by name (docs/own_data.md). Of many documents and more than 16 million
+    characters evenly fewer are read.
     """
     synthetic_samples: PositiveInt = 2000
     """Texts to write at the end."""
