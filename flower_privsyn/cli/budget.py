@@ -88,6 +88,7 @@ def _sampling(rate: float | None, size: int | None, population: int | None) -> S
     if rate is not None and size is not None:
         raise ConfigError("Give either --sampling-rate or --sample-size, not both.")
     if rate is not None:
+        check_number("--sampling-rate", rate, gt=0, le=1)
         return PoissonSampling(rate, population=population)
     if size is None:
         return FullParticipation(population)

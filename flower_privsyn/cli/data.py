@@ -40,6 +40,7 @@ def data(
     private text without noise, for whoever holds it: to choose settings, not to publish or to send
     on. Nothing is written.
     """
+    from flower_privsyn.checks import check_whole
     from flower_privsyn.data import Chunking, load_configured
     from flower_privsyn.data.load import COLUMNS
     from flower_privsyn.embedding import load_tokenizer
@@ -47,7 +48,8 @@ def data(
     from flower_privsyn.files import located
 
     values = {**_RUN, **given(settings, {**COLUMNS, **_RUN}, "privsyn data")}
-    chunking = Chunking(max_tokens=values["max-tokens"], max_samples=values["max-samples"] or None)
+    most = check_whole("max-samples", values["max-samples"], ge=0)
+    chunking = Chunking(max_tokens=values["max-tokens"], max_samples=most or None)
     users = load_configured({**values, "data": source}, strict=True)
     tokenizer, _ = load_tokenizer(located(values["embedding-model"]))
     found = description.describe(

@@ -39,11 +39,14 @@ BUNDLED: Final = {
 _LINES: Final = (".jsonl", ".jsonl.gz", ".json.gz")
 _NAMES: Final = (*_LINES, ".parquet", ".txt")
 
-#: Documents that are cut at a time, and of which none is left out.
+#: Documents that are cut at a time.
 _DOCUMENTS: Final = 512
 
 MOST_PUBLIC_CHARACTERS: Final = 2**24
 """Characters of the documents of which public texts are made: a quarter of a minute to cut."""
+
+#: Of so few documents none is left out: they may be long, such as a file of one's whole text.
+_FEW_DOCUMENTS: Final = 512
 
 _FIRST: Final = re.compile(r"(.+)\[:([1-9]\d*)\]")
 
@@ -226,8 +229,7 @@ def _thinned(documents: Iterable[str]) -> list[str]:
         if place % every == 0:
             kept.append(document)
             characters += len(document)
-        # Of a few long ones, such as a file of one's whole text, none can be left out.
-        while characters > MOST_PUBLIC_CHARACTERS and len(kept) > _DOCUMENTS:
+        while characters > MOST_PUBLIC_CHARACTERS and len(kept) > _FEW_DOCUMENTS:
             kept, every = kept[::2], 2 * every
             characters = sum(map(len, kept))
     return kept

@@ -35,3 +35,11 @@ def test_from_epsilon_to_noise_and_back(capsys: pytest.CaptureFixture[str]) -> N
     report = json.loads(_budget(capsys, "--noise-multiplier", "2.5", *common)[1])
     assert report["noise_multiplier"] == 2.5
     assert report["epsilon_release"] == pytest.approx(9.2010, abs=1e-4)
+
+
+def test_an_option_that_is_out_of_range_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    common = ("--epsilon", "1", "--delta", "3e-6", "--rounds", "20")
+    for option, value in (("--sampling-rate", "2"), ("--sampling-rate", "0")):
+        status, _, err = _budget(capsys, *common, option, value)
+        assert status == 2
+        assert option in err

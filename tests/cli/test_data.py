@@ -42,7 +42,7 @@ def test_bad_numbers_and_models_are_named(
 ) -> None:
     (tmp_path / "u.csv").write_text("client_id,text\na,b\n")
     describe = ["data", str(tmp_path / "u.csv")]
-    for setting in ("max-tokens=0", "max-tokens=few", "user-column=a"):
+    for setting in ("max-tokens=0", "max-tokens=few", "max-samples=-1", "user-column=a"):
         assert main([*describe, "--set", setting]) == 2
         assert setting.partition("=")[0] in capsys.readouterr().err
     columns = ("--set", "client-column=text", "--set", "text-column=client_id,text")

@@ -85,7 +85,7 @@ def test_of_a_large_corpus_evenly_fewer_documents(
     assert public_texts(str(file), tokenizer=tokenizer) == texts
     monkeypatch.setattr(public_corpus, "MOST_PUBLIC_CHARACTERS", 30 * len(texts[0]))
     assert public_texts(str(file), tokenizer=tokenizer) == texts  # too few to leave some out
-    monkeypatch.setattr(public_corpus, "_DOCUMENTS", 8)
+    monkeypatch.setattr(public_corpus, "_FEW_DOCUMENTS", 8)
     assert public_texts(str(file), tokenizer=tokenizer) == texts[::4]
     monkeypatch.setattr(public_corpus, "MOST_PUBLIC_CHARACTERS", 1)
     assert public_texts(str(file), tokenizer=tokenizer) == texts[::16]

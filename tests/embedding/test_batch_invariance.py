@@ -35,7 +35,7 @@ from flower_privsyn.embedding.records import RecordStore, embed_texts
 from flower_privsyn.errors import ModelError
 from flower_privsyn.testing import HashEmbedder
 
-#: Where a processor has no products of that kind, thirty batches in bfloat16 take long.
+#: On a processor without products of that kind the second is the first once more.
 IN_BATCHES = ("float32", pytest.param("bfloat16", marks=pytest.mark.slow))
 
 

@@ -50,7 +50,7 @@ def test_equal_to_sentence_transformers(minilm: Embedder, texts: list[str]) -> N
 
 
 def test_bfloat16_is_faithful(minilm: Embedder, bfloat16: Embedder, texts: list[str]) -> None:
-    # Not the longest: where a processor has no such numbers they are slow.
+    # On a processor without products of that kind both are float32.
     one, two = minilm.embed(texts[:8]), bfloat16.embed(texts[:8])
     cosine = (one * two).sum(axis=1)
     assert cosine.min() > 0.9995
