@@ -82,7 +82,8 @@ def command(folder: Path, *methods: str) -> list[str]:
     """The words of a small comparison."""
     public = folder / "public.jsonl"
     places = ("mill", "bridge", "market", "harbour", "school")
-    rows = ({"text": f"Boat {n} turns by the old {places[n % 5]}, slowly."} for n in range(300))
+    # No sentences: of a small model that is to end one, all texts may be left out.
+    rows = ({"text": f"Boat {n} turns by the old {places[n % 5]}, slowly"} for n in range(300))
     public.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return [
         *("compare", "--data", str(SAMPLE), "--users", "8", "--held-out-users", "4"),
