@@ -59,7 +59,7 @@ SETTINGS: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
         ("fixed-size", "add-remove"),
     ),
     (
-        "private-evolution",
+        "joint-sketch",
         {
             "sampling": "poisson",
             "sampling-rate": 0.5,

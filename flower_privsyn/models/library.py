@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import logging
 import shutil
@@ -54,6 +55,10 @@ def import_extra(module: str, *, needed_by: str, extra: str) -> Any:
     Raises:
         MissingExtraError: it is not installed, or cannot be loaded.
     """
+    # Model libraries are a million objects, among which there is no garbage to look for as they
+    # come: it takes a third of the time of their import.
+    paused = gc.isenabled()
+    gc.disable()
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -61,6 +66,9 @@ def import_extra(module: str, *, needed_by: str, extra: str) -> Any:
             f"{needed_by} needs {module.partition('.')[0]} ({shorten(error)}): "
             f"pip install 'flower-privsyn[{extra}]'"
         ) from error
+    finally:
+        if paused:
+            gc.enable()
 
 
 def save_model(model: Any, tokenizer: Any, folder: Path) -> None:

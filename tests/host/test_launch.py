@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from flower_privsyn import locks
 from flower_privsyn.errors import ConfigError, FederationError, RunDirectoryError
 from flower_privsyn.host import launch
 from flower_privsyn.host.app import App, load_app, resolve_config
@@ -184,7 +185,7 @@ def _wait_until_gone(started: dict[int, str], seconds: float) -> None:
         time.sleep(0.05)
 
 
-def test_kill_the_command_then_finish(tmp_path: Path) -> None:
+def test_kill_the_command_then_finish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = write_app(tmp_path / "app")
     path = tmp_path / "run"
     command = _privsyn("run", app, "--run-dir", path, "--set", "behaviour=hang", cwd=tmp_path)
@@ -194,6 +195,7 @@ def test_kill_the_command_then_finish(tmp_path: Path) -> None:
     # Nobody else on this machine, or beyond it, can reach any of them.
     assert addresses(list(started)) == set()
 
+    monkeypatch.setattr(locks, "_PATIENCE_SECONDS", 0.5)
     with pytest.raises(RunDirectoryError, match=f"is in use by process {command.pid}; wait"):
         launch.resume_run(path)
     command.kill()  # not waited for: a command that nobody has collected is dead all the same

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from flower_privsyn import locks
 from flower_privsyn.errors import RunDirectoryError
 from flower_privsyn.locks import is_alive, started_at
 from flower_privsyn.run import RunDirectory
@@ -26,7 +27,9 @@ time.sleep(60)
 """
 
 
-def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path: Path) -> None:
+def test_a_second_process_is_refused_until_the_first_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = RunDirectory.create(tmp_path, config={})
     run.unlock()
     with subprocess.Popen(
@@ -35,8 +38,10 @@ def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path: Path) -
         assert other.stdout is not None
         assert other.stdout.readline() == "locked\n"
         assert run.running_process() == other.pid
+        monkeypatch.setattr(locks, "_PATIENCE_SECONDS", 0.5)
         with pytest.raises(RunDirectoryError, match=f"is in use by process {other.pid}; wait"):
             run.lock()
+        monkeypatch.undo()
         os.kill(other.pid, signal.SIGKILL)
         run.lock()
         assert run.running_process() == os.getpid()

@@ -11,7 +11,6 @@ from typing import Any
 from flwr.app import Context, Message
 
 from flower_privsyn.client_apps.handlers import create_client_app
-from flower_privsyn.client_apps.training import LocalTraining
 from flower_privsyn.data import Users
 from flower_privsyn.messages import wire
 from flower_privsyn.testing import LoopbackGrid, hash_embedder
@@ -96,6 +95,9 @@ def training_nodes(
     users: Users, *, num_nodes: int = 2, app: Any = None, **kwargs: Any
 ) -> LoopbackGrid:
     """A grid of nodes that train on their users' text."""
+    # Not at the top: processes that train nothing start with this module, and without PyTorch.
+    from flower_privsyn.client_apps.training import LocalTraining
+
     app = (app or partial(create_client_app, trainer=LocalTraining()))(dealt(users, num_nodes))
     return LoopbackGrid(app, num_nodes=num_nodes, **kwargs)
 
