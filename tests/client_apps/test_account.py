@@ -29,6 +29,7 @@ from flower_privsyn.privacy import (
     Release,
     release_epsilon,
 )
+from tests.support.charging import allowed, charge_all
 
 pytestmark = pytest.mark.usefixtures("owner")
 
@@ -339,26 +340,13 @@ class TestFile:
 
     def test_is_shared_by_all_processes(self, asked: Asked) -> None:
         charges = [asked(number, run=run) for run in range(4) for number in range(1, 6)]
-        with multiprocessing.get_context("spawn").Pool(4) as pool:
-            pool.map(_charge, [charges[first::4] for first in range(4)])
+        with multiprocessing.get_context("spawn").Pool(2) as pool:
+            pool.map(charge_all, [charges[first::4] for first in range(4)], chunksize=1)
         found = NodeLedger("people").account().charges
         assert sorted(map(repr, found)) == sorted(map(repr, charges))
 
     def test_two_processes_cannot_both_take_what_is_left_once(self, asked: Asked) -> None:
-        charges = [asked(1, run=run) for run in range(4)]
-        with multiprocessing.get_context("spawn").Pool(4) as pool:
-            taken = pool.map(_take_the_last, charges)
-        assert sum(taken) == 1
-
-
-def _charge(charges: list[Charge]) -> None:
-    for charge in charges:
-        NodeLedger("people").charge(charge, ANY)
-
-
-def _take_the_last(charge: Charge) -> bool:
-    try:
-        NodeLedger("people").charge(charge, NodePolicy(max_epsilon=gaussian([2.0]) * 1.1))
-    except NotAllowedError:
-        return False
-    return True
+        limit = gaussian([2.0]) * 1.1
+        with multiprocessing.get_context("spawn").Pool(2) as pool:
+            given = [(asked(1, run=run), limit) for run in range(4)]
+            assert sum(pool.starmap(allowed, given, chunksize=1)) == 1
