@@ -154,7 +154,8 @@ def test_a_tracker_hears_of_a_failure_before_others_may_work_on_the_run(
 def test_a_run_tells_its_tracker_after_every_round_and_at_the_end(
     federation: Callable[..., Any], config: Callable[..., Any]
 ) -> None:
-    strategy = Probe(config(num_rounds=2, sampling="poisson", sampling_rate=0.5))
+    poisson = {"sampling": "poisson", "sampling_rate": 0.5, "accountant": "rdp"}
+    strategy = Probe(config(num_rounds=2, **poisson))
     listening = strategy.tracker = Listening()
     strategy.start(federation())
     assert listening.ends == ["finished"]
