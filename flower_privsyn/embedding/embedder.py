@@ -16,7 +16,7 @@ from flower_privsyn.checks import check_choice
 from flower_privsyn.errors import ModelError
 from flower_privsyn.files import expanded, sha256_of, user_path
 from flower_privsyn.models import BUNDLED_MODELS, has_model, pretrained
-from flower_privsyn.models.library import import_extra, quiet_transformers
+from flower_privsyn.models.library import import_extra, quiet_transformers, without_gc
 from flower_privsyn.models.text_batches import text_batches
 from flower_privsyn.models.threads import side_by_side
 
@@ -352,7 +352,7 @@ def _load(folder: Path, *, precision: str, device: str | None) -> Any:
     try:
         device = device or library.util.get_device_name()
         native = pretrained.choose_dtype("auto", torch.device(device)) is torch.bfloat16
-        with quiet_transformers():
+        with quiet_transformers(), without_gc():
             model = library.SentenceTransformer(
                 str(folder),
                 device=device,

@@ -16,13 +16,15 @@ import logging
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
 from flower_privsyn.errors import MissingExtraError, ModelError
 from flower_privsyn.files import default_cache_directory, is_disk_full, own_folder, sha256_of
-from flower_privsyn.models.library import quiet_transformers, shorten
+from flower_privsyn.models.library import quiet_transformers, shorten, without_gc
 
 logger = logging.getLogger("flower_privsyn.models")
 
@@ -85,7 +87,7 @@ _FORM: Final = 2
 
 
 def folder(model: PackagedModel) -> Path:
-    """The model as a folder that Transformers reads, made on first use (half a minute).
+    """The model as a folder that Transformers reads, made on first use (ten seconds or so).
 
     Raises:
         MissingExtraError: the package is not installed.
@@ -153,6 +155,23 @@ def _found(model: PackagedModel) -> list[Path]:
     return parts
 
 
+@contextlib.contextmanager
+def _read_once() -> Iterator[None]:
+    """Keep what is read of a GGUF file.
+
+    Transformers reads its vocabulary for the tokenizer, for the configuration and for the weights,
+    and lists the names of tensors for every part of a model.
+    """
+    gguf: Any = importlib.import_module("gguf")
+    given = gguf.GGUFReader, gguf.get_tensor_name_map
+    gguf.GGUFReader, gguf.get_tensor_name_map = map(lru_cache, given)
+    try:
+        with without_gc():
+            yield
+    finally:
+        gguf.GGUFReader, gguf.get_tensor_name_map = given
+
+
 def _convert(file: Path, output: Path, *, begins: str) -> None:
     """Write the model in a GGUF file as a folder in bfloat16, its quantisation undone.
 
@@ -161,14 +180,13 @@ def _convert(file: Path, output: Path, *, begins: str) -> None:
         output: an existing folder.
         begins: the token that texts begin with; "" for the one that the file names.
     """
-    torch: Any = importlib.import_module("torch")
     transformers: Any = importlib.import_module("transformers")
     # The reader of GGUF files draws bars of its own.
-    with quiet_transformers(), contextlib.redirect_stderr(io.StringIO()):
+    with quiet_transformers(), contextlib.redirect_stderr(io.StringIO()), _read_once():
         where = {"gguf_file": file.name, "local_files_only": True}
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(file.parent), **where)
         model = transformers.AutoModelForCausalLM.from_pretrained(
-            str(file.parent), dtype=torch.bfloat16, **where
+            str(file.parent), dtype="bfloat16", **where
         )
         # What is saved is quantised no more, and would be refused as if it were.
         if hasattr(model.config, "quantization_config"):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from flower_privsyn.checks import check_choice
 from flower_privsyn.errors import ModelError
 from flower_privsyn.models.hub import download
-from flower_privsyn.models.library import failures_as, import_extra, quiet_transformers
+from flower_privsyn.models.library import failures_as, import_extra, quiet_transformers, without_gc
 
 if TYPE_CHECKING:
     import torch
@@ -94,7 +94,7 @@ def load_pretrained(
     chosen_device = choose_device(device)
     chosen_dtype = choose_dtype(dtype, chosen_device)
     unfit = f"model {str(name)!r} cannot be loaded as a {called} language model"
-    with failures_as(ModelError, unfit), quiet_transformers():
+    with failures_as(ModelError, unfit), quiet_transformers(), without_gc():
         if (Path(resolved) / "adapter_config.json").exists():
             # Transformers 4 opens the folder that it names, wherever that is.
             raise ValueError("it holds an adapter, which names another model")

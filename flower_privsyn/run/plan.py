@@ -117,12 +117,10 @@ class NoiseAgainstUsers:
     Attributes:
         users: users expected in a round, > 0.
         noise_multiplier: standard deviation of a round's noise over the clip norm, >= 0.
-        rounds: of the run.
     """
 
     users: float
     noise_multiplier: float
-    rounds: int
 
     @classmethod
     def of(cls, phase: Phase, settings: PrivateSumConfig) -> Self:
@@ -137,7 +135,6 @@ class NoiseAgainstUsers:
         return cls(
             users=phase.sampling.expected_users,
             noise_multiplier=(phase.noise_multiplier or 0.0) * times,
-            rounds=settings.num_rounds,
         )
 
     @property
@@ -174,11 +171,10 @@ class NoiseAgainstUsers:
             ConfigError: `signal` is below `LEAST_SIGNAL`.
         """
         if self.signal < LEAST_SIGNAL:
-            fewer = " or fewer rounds" if self.rounds > 1 else ""
             raise ConfigError(
                 f"{self}, and above {100.0 / LEAST_SIGNAL:g} % the result is noise whatever they "
-                f"wrote: take more users or a larger epsilon{fewer}, or set accept-noise = true to "
-                f"run all the same; {spent}"
+                "wrote: take more users, a larger epsilon or, of several, fewer rounds; or set "
+                f"accept-noise = true to run all the same; {spent}"
             )
 
 
