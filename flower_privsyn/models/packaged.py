@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from flower_privsyn.errors import MissingExtraError, ModelError
 from flower_privsyn.files import default_cache_directory, is_disk_full, own_folder, sha256_of
-from flower_privsyn.models.library import quiet_transformers, shorten, without_gc
+from flower_privsyn.models.library import import_extra, quiet_transformers, shorten, without_gc
 
 logger = logging.getLogger("flower_privsyn.models")
 
@@ -162,12 +162,11 @@ def _read_once() -> Iterator[None]:
     Transformers reads its vocabulary for the tokenizer, for the configuration and for the weights,
     and lists the names of tensors for every part of a model.
     """
-    gguf: Any = importlib.import_module("gguf")
+    gguf = import_extra("gguf", needed_by="a packaged model", extra="server")
     given = gguf.GGUFReader, gguf.get_tensor_name_map
     gguf.GGUFReader, gguf.get_tensor_name_map = map(lru_cache, given)
     try:
-        with without_gc():
-            yield
+        yield
     finally:
         gguf.GGUFReader, gguf.get_tensor_name_map = given
 
@@ -182,7 +181,8 @@ def _convert(file: Path, output: Path, *, begins: str) -> None:
     """
     transformers: Any = importlib.import_module("transformers")
     # The reader of GGUF files draws bars of its own.
-    with quiet_transformers(), contextlib.redirect_stderr(io.StringIO()), _read_once():
+    hidden = contextlib.redirect_stderr(io.StringIO())
+    with quiet_transformers(), hidden, _read_once(), without_gc():
         where = {"gguf_file": file.name, "local_files_only": True}
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(file.parent), **where)
         model = transformers.AutoModelForCausalLM.from_pretrained(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import multiprocessing
+import multiprocessing.pool
 import os
 import signal
 from collections.abc import Callable
@@ -255,6 +255,12 @@ class TestLimit:
                 ledger.charge(more, spent)
 
 
+def two_at_once() -> multiprocessing.pool.Pool:
+    """Two processes of which neither does anything before both are there."""
+    context = multiprocessing.get_context("spawn")
+    return context.Pool(2, initializer=context.Barrier(2).wait)
+
+
 class TestFile:
     def test_is_the_owners_alone_and_reads_back(self, asked: Asked) -> None:
         ledger = NodeLedger("/srv/people of the clinic.jsonl")
@@ -340,13 +346,13 @@ class TestFile:
 
     def test_is_shared_by_all_processes(self, asked: Asked) -> None:
         charges = [asked(number, run=run) for run in range(4) for number in range(1, 6)]
-        with multiprocessing.get_context("spawn").Pool(2) as pool:
+        with two_at_once() as pool:
             pool.map(charge_all, [charges[first::4] for first in range(4)], chunksize=1)
         found = NodeLedger("people").account().charges
         assert sorted(map(repr, found)) == sorted(map(repr, charges))
 
     def test_two_processes_cannot_both_take_what_is_left_once(self, asked: Asked) -> None:
         limit = gaussian([2.0]) * 1.1
-        with multiprocessing.get_context("spawn").Pool(2) as pool:
+        with two_at_once() as pool:
             given = [(asked(1, run=run), limit) for run in range(4)]
             assert sum(pool.starmap(allowed, given, chunksize=1)) == 1

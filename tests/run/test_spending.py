@@ -148,7 +148,7 @@ class TestNoiseAgainstUsers:
     ) -> None:
         grid = federation(make_users(users))
         strategy = Probe(config(epsilon=8.0, num_rounds=3, accept_noise=False))
-        with pytest.raises(ConfigError, match="accept-noise"):
+        with pytest.raises(ConfigError, match="larger epsilon .* set accept-noise = true"):
             strategy.start(grid)
         assert rounds_asked(grid) == []
         assert not strategy.run.ledger_file.exists()
@@ -181,7 +181,7 @@ class TestNoiseAgainstUsers:
             config(noise_multiplier=noise_multiplier, num_rounds=1, accept_noise=False, **changes)
         )
         if refused:
-            with pytest.raises(ConfigError, match="accept-noise"):
+            with pytest.raises(ConfigError, match="larger epsilon .* set accept-noise = true"):
                 strategy.start(federation())
         else:
             strategy.start(federation())
