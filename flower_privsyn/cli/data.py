@@ -45,13 +45,12 @@ def data(
     from flower_privsyn.data.load import COLUMNS
     from flower_privsyn.embedding import load_tokenizer
     from flower_privsyn.evaluation import description
-    from flower_privsyn.files import located
 
     values = {**_RUN, **given(settings, {**COLUMNS, **_RUN}, "privsyn data")}
     most = check_whole("max-samples", values["max-samples"], ge=0)
     chunking = Chunking(max_tokens=values["max-tokens"], max_samples=most or None)
     users = load_configured({**values, "data": source}, strict=True)
-    tokenizer, _ = load_tokenizer(located(values["embedding-model"]))
+    tokenizer, _ = load_tokenizer(values["embedding-model"])
     found = description.describe(
         users,
         source=source,

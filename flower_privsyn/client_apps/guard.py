@@ -21,9 +21,8 @@ from flower_privsyn.client_apps.account import Charge, NodeLedger, planned_relea
 from flower_privsyn.client_apps.policy import DEFAULTS, NodePolicy
 from flower_privsyn.environment import NODE_POLICY
 from flower_privsyn.errors import ConfigError, NotAllowedError
-from flower_privsyn.files import expanded, located, sha256_of, user_path
+from flower_privsyn.files import expanded, sha256_of, user_path
 from flower_privsyn.messages import wire
-from flower_privsyn.models import BUNDLED_MODELS
 from flower_privsyn.privacy import FixedSizeSampling, PoissonSampling, Release
 from flower_privsyn.secure_aggregation.keys import NodeKey
 from flower_privsyn.secure_aggregation.terms import Terms
@@ -397,8 +396,7 @@ def model_files(kind: Literal["embedding", "trained"], name: str) -> Path:
     if kind == "embedding":
         from flower_privsyn.embedding.embedder import model_folder
 
-        return model_folder(located(name))
+        return model_folder(name)
     from flower_privsyn.models import pretrained
 
-    # A bundled model is meant by its name, whatever lies in the folder one is in.
-    return Path(pretrained.model_folder(name if name in BUNDLED_MODELS else located(name)))
+    return Path(pretrained.model_folder(name))

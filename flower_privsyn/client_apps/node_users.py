@@ -38,7 +38,7 @@ from flower_privsyn.errors import (
     ModelError,
     NotAllowedError,
 )
-from flower_privsyn.files import default_cache_directory, located, own_folder, remove_old
+from flower_privsyn.files import default_cache_directory, own_folder, remove_old
 from flower_privsyn.messages import wire
 from flower_privsyn.models.trainable import TrainableModel
 from flower_privsyn.queries import Cohort
@@ -206,7 +206,7 @@ class ClientError(Exception):
 
 def default_embedder(name: str, precision: str) -> Embedder:
     """A sentence-transformers model by name or path, relative to where the command was typed."""
-    return load_embedder(located(name), precision=precision)  # type: ignore[arg-type]
+    return load_embedder(name, precision=precision)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, repr=False)
@@ -426,7 +426,7 @@ class NodeUsers:
             return self._trainer.source(trains, embeddings=embeddings)
         if request.reads == "tokens":
             name = guard.check_files(_kind_of(request, guard), request.embedding_model)
-            tokenizer, fingerprint = load_tokenizer(located(name))
+            tokenizer, fingerprint = load_tokenizer(name)
             return TokenSource(tokenizer, fingerprint, request.max_tokens)
         return self._embeddings(request, guard)
 

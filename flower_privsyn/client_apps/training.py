@@ -25,9 +25,8 @@ from flower_privsyn.checks import raised_as
 from flower_privsyn.client_apps.handlers import create_client_app
 from flower_privsyn.client_apps.records import EmbeddingSource, note_left_out
 from flower_privsyn.data import Samples
-from flower_privsyn.files import located
+from flower_privsyn.files import user_path
 from flower_privsyn.messages import wire
-from flower_privsyn.models import BUNDLED_MODELS
 from flower_privsyn.models.trainable import TrainableModel
 from flower_privsyn.privacy import skipping
 from flower_privsyn.queries import Cohort, ConditionalDelta, ModelDelta, nearest_candidates
@@ -71,14 +70,12 @@ class LocalTraining:
         Raises:
             PrivsynError: it cannot be loaded.
         """
-        # A bundled model is meant by its name, whatever lies in the folder one is in.
-        name = model.name if model.name in BUNDLED_MODELS else located(model.name)
-        return _Updates(self._model(replace(model, name=name), _files_of(name)), embeddings)
+        return _Updates(self._model(model, _files_of(user_path(model.name))), embeddings)
 
 
-def _files_of(name: str) -> tuple[tuple[str, int, int], ...]:
-    """Name, size and time of the files of a model's folder; none of a name."""
-    found = sorted(Path(name).glob("*")) if Path(name).is_dir() else []
+def _files_of(folder: Path) -> tuple[tuple[str, int, int], ...]:
+    """Name, size and time of the files of a model's folder; none where there is no such folder."""
+    found = sorted(folder.glob("*")) if folder.is_dir() else []
     stats = ((file.name, file.stat()) for file in found if file.is_file())
     return tuple((called, stat.st_size, stat.st_mtime_ns) for called, stat in stats)
 

@@ -42,7 +42,7 @@ from flower_privsyn.evaluation.run import (
     random_public_text,
     tuned,
 )
-from flower_privsyn.files import located, read_json, read_json_lines
+from flower_privsyn.files import read_json, read_json_lines
 from flower_privsyn.generation.generators import ExpandingSettings
 from flower_privsyn.privacy.randomness import SecureRandom
 from flower_privsyn.progress import Progress
@@ -261,7 +261,7 @@ class Measures:
     def embedder(self) -> RememberingEmbedder:
         """What all text is embedded and cut by."""
         model, precision = (self._common[f"embedding-{of}"] for of in ("model", "precision"))
-        return RememberingEmbedder(load_embedder(located(model), precision=precision))
+        return RememberingEmbedder(load_embedder(model, precision=precision))
 
 
 def spent(run: RunDirectory, cpu_time: Path, users: int) -> dict[str, Any]:
@@ -318,8 +318,8 @@ def expanded_public(job: Job, measures: Measures) -> dict[str, Any]:
     """The model fine-tuned on public text that the generator has expanded."""
     begun, values = time.monotonic(), job.values
     known = public_texts(
-        located(str(values["public-text"])),
-        tokenizer=load_tokenizer(located(str(values["embedding-model"])))[0],
+        str(values["public-text"]),
+        tokenizer=load_tokenizer(str(values["embedding-model"]))[0],
         max_tokens=int(values["max-tokens"]),
         whole_sentences=True,
     )
@@ -341,11 +341,11 @@ def random_text(job: Job, measures: Measures) -> dict[str, Any]:
     """
     taught = None
     if job.cell.method.name == "distill-public":
-        taught = Distillation(located(str(job.values["teacher"])))
+        taught = Distillation(str(job.values["teacher"]))
     begun = time.monotonic()
     with job.progress.stage("Read the public text"):
         texts = random_public_text(
-            located(str(job.values["public-text"])),
+            str(job.values["public-text"]),
             measures.plan.downstream,
             settings=measures.plan.training,
             seed=job.cell.seed,
@@ -369,9 +369,9 @@ def prompt_chosen(job: Job, measures: Measures) -> dict[str, Any]:
     NeurIPS 2023), and as many are chosen as a joint sketch chooses.
     """
     begun, values, like = time.monotonic(), job.values, _told(job)
-    tokenizer = load_tokenizer(located(measures.plan.downstream))[0]
+    tokenizer = load_tokenizer(measures.plan.downstream)[0]
     public = PublicRows.of(
-        located(str(values["public-text"])),
+        str(values["public-text"]),
         tokenizer=tokenizer,
         max_tokens=int(values["max-tokens"]),
     )
@@ -420,7 +420,7 @@ def paraphrases(job: Job, measures: Measures) -> dict[str, Any]:
     drawn = np.sort(random.choice(len(samples), wanted, replace=False)).tolist()
     begun = time.process_time()
     paraphraser = Paraphraser(
-        located(str(values["generator"])),
+        str(values["generator"]),
         max_document_tokens=int(values["max-tokens"]),
         max_new_tokens=int(values["max-new-tokens"]),
     )

@@ -24,7 +24,7 @@ from flower_privsyn.dry_run.people import BUNDLED, check_public_text, people_of
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.evaluation.distribution import library
 from flower_privsyn.evaluation.result import STAMP
-from flower_privsyn.files import expanded, located, read_json
+from flower_privsyn.files import expanded, read_json
 from flower_privsyn.host.app import (
     App,
     ConfigValue,
@@ -354,9 +354,7 @@ class Plan:
                 raise ConfigError(
                     'teacher = "" teaches nobody: --set distill-public.teacher=NAME names one'
                 )
-            check_same_tokens(
-                located(self.downstream), located(str(values["teacher"])), setting="teacher"
-            )
+            check_same_tokens(self.downstream, str(values["teacher"]), setting="teacher")
 
 
 def methods_of(app: App, *configs: str) -> Mapping[str, CatalogueEntry]:

@@ -26,7 +26,7 @@ from flower_privsyn.data.chunking import Chunking
 from flower_privsyn.data.columns import is_unicode
 from flower_privsyn.data.sentences import is_whole
 from flower_privsyn.errors import ConfigError, DataError, PrivsynError
-from flower_privsyn.files import expanded, located
+from flower_privsyn.files import user_path
 
 #: What ships with the package: passages, and for the quickstart 200 abstracts beside them.
 _PASSAGES: Final = Path(__file__).parent / "passages"
@@ -77,9 +77,9 @@ class PublicCorpus:
         name, most = str(source), None
         if not name.strip():
             raise DataError(f'{setting} is empty: name a file of public text, or "bundled"')
-        if not os.path.lexists(expanded(located(name))) and (first := _FIRST.fullmatch(name)):
+        if not os.path.lexists(user_path(name)) and (first := _FIRST.fullmatch(name)):
             name, most = first[1], int(first[2])
-        path = BUNDLED.get(name) or expanded(located(name))
+        path = BUNDLED.get(name) or user_path(name)
         of_hub = not os.path.lexists(path) and data_sets.is_named(name)
         return cls(source=name, setting=setting, path=None if of_hub else path, most=most)
 

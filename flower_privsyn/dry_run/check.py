@@ -16,7 +16,7 @@ from flower_privsyn.dry_run.people import People, check_public_text, read_people
 from flower_privsyn.dry_run.report import Report
 from flower_privsyn.embedding import load_tokenizer
 from flower_privsyn.errors import RunDirectoryError
-from flower_privsyn.files import located, os_errors_as, try_file
+from flower_privsyn.files import os_errors_as, try_file
 from flower_privsyn.host.app import App, ConfigValue, strategy_of_app
 from flower_privsyn.host.launch import place_of
 from flower_privsyn.messages.wire import Traffic
@@ -85,7 +85,7 @@ def check_app(
             with report.refusals("evaluation"):
                 config = {**settings.to_dict(), **dict(settings.node_settings)}
                 _, others = split_users(config, own_users(config, evaluate))
-                tokenizer, _ = load_tokenizer(located(settings.embedding_model))
+                tokenizer, _ = load_tokenizer(settings.embedding_model)
                 held_out_samples(config, others, tokenizer=tokenizer)
         # Loading models takes a while: what stops the run without them is said first.
         if plan is not None and report.ready and not starting:

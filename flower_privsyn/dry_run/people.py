@@ -29,7 +29,7 @@ from flower_privsyn.data import Chunking, Users
 from flower_privsyn.data.public_corpus import PublicCorpus
 from flower_privsyn.data.users import check_labels
 from flower_privsyn.errors import ConfigError, DataError, PrivsynError
-from flower_privsyn.files import expanded, located
+from flower_privsyn.files import user_path
 from flower_privsyn.host.app import App, ConfigValue
 from flower_privsyn.host.grid import loaded_app
 
@@ -195,7 +195,7 @@ def check_public_text(source: str, *, data: str) -> None:
 
 def _reads(corpus: PublicCorpus, data: str) -> bool:
     """Whether the users' file is what is read as public text, or one file of its folder."""
-    place = expanded(located(data))
+    place = user_path(data)
     try:
         return bool(data) and any(map(place.samefile, corpus.places()))
     except OSError:

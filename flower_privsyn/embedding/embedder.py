@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from flower_privsyn.checks import check_choice
 from flower_privsyn.errors import ModelError
-from flower_privsyn.files import expanded, sha256_of, user_path
+from flower_privsyn.files import sha256_of, user_path
 from flower_privsyn.models import BUNDLED_MODELS, has_model, pretrained
 from flower_privsyn.models.library import import_extra, quiet_transformers, without_gc
 from flower_privsyn.models.text_batches import text_batches
@@ -249,7 +249,7 @@ def model_folder(name: str) -> Path:
     Raises:
         ModelError: If there is no such model or it cannot be reached.
     """
-    if (path := expanded(name)).is_dir():
+    if (path := user_path(name)).is_dir():
         return path
     if offline := _offline_package(name):
         return offline

@@ -38,7 +38,7 @@ from flower_privsyn.evaluation.language_model import (
     evaluate_language_model,
 )
 from flower_privsyn.evaluation.result import NotPrivate
-from flower_privsyn.files import expanded, located, read_json, read_json_lines
+from flower_privsyn.files import expanded, read_json, read_json_lines
 from flower_privsyn.models import has_model
 from flower_privsyn.progress import Progress
 from flower_privsyn.run import RunDirectory
@@ -223,7 +223,7 @@ def _learned(
         return None
     model = downstream or _DOWNSTREAM
     if own:
-        model = located(named(run, "model", here=has_model, instead=_INSTEAD))
+        model = named(run, "model", here=has_model, instead=_INSTEAD)
 
     def measure(what: str | Path) -> LanguageModelEvaluation:
         return evaluate_language_model(
@@ -238,7 +238,7 @@ def _learned(
         learnt = "student-steps" in run.config
         training = on_public_rows(run.config) if learnt else replace(settings, max_steps=_STEPS)
     named_by_us = run.owner.own.get("settings", {}).get("public-text")
-    source = located(str(named_by_us or "bundled"))
+    source = str(named_by_us or "bundled")
     public = random_public_text(source, model, settings=training, rows=len(synthetic), seed=seed)
     return Learned(
         model=str(model),
@@ -291,7 +291,7 @@ def random_public_text(
     """
     public = PublicRows.of(
         source,
-        tokenizer=load_tokenizer(located(str(model)))[0],
+        tokenizer=load_tokenizer(str(model))[0],
         max_tokens=settings.max_tokens,
     )
     read = settings.max_steps * settings.batch_size or rows or len(public)
@@ -394,7 +394,7 @@ def run_embedder(run: RunDirectory) -> Embedder:
             is not on this machine.
     """
     name = named(run, "embedding-model", here=has_embedder, instead=_INSTEAD)
-    return load_embedder(located(name), precision=run.config["embedding-precision"])
+    return load_embedder(name, precision=run.config["embedding-precision"])
 
 
 def run_samples(config: Mapping[str, Any], users: Users, *, tokenizer: Any) -> Samples:

@@ -11,7 +11,7 @@ from annotated_types import Gt, Le
 
 from flower_privsyn.checks import PositiveFloat, raised_as
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.files import located, user_path
+from flower_privsyn.files import user_path
 from flower_privsyn.generation.backends import TextGenerator, WritingSettings
 from flower_privsyn.generation.expand import Expand
 from flower_privsyn.generation.gguf_backend import PREFIX, GGUFGenerator
@@ -69,7 +69,7 @@ class GeneratorSettings(WritingSettings):
             PrivsynError: there is none, it cannot be loaded, or its server does not answer.
         """
         if not is_address(self.generator):
-            return load_generator(located(self.generator))
+            return load_generator(self.generator)
         return load_generator(self.generator, extra_parameters=self._parameters())
 
     def _parameters(self) -> dict[str, Any]:
@@ -113,7 +113,7 @@ class ExpandingSettings(GeneratorSettings):
         Raises:
             PrivsynError: as `load_generator`, or the prompt cannot be read.
         """
-        lists = load_prompt(located(prompt)).about(self.domain) if prompt else None
+        lists = load_prompt(prompt).about(self.domain) if prompt else None
         model = generator or self.load_generator()
         return Expand(
             model,

@@ -13,6 +13,7 @@ from annotated_types import Ge
 
 from flower_privsyn.checks import Settings
 from flower_privsyn.errors import ConfigError
+from flower_privsyn.files import user_path
 
 _FOLDER: Final = Path(__file__).with_name("prompts")
 
@@ -341,7 +342,7 @@ def _read(kind: type[P], name_or_path: str | Path, *, folder: Path) -> P:
         ConfigError: The file is missing, is not such a JSON object, or holds a wrong value.
     """
     given = str(name_or_path)
-    path = Path(given)
+    path = user_path(given)
     if path.suffix != ".json":
         bundled = {file.stem: file for file in sorted(folder.glob("*.json"))}
         if given not in bundled:

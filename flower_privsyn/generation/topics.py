@@ -29,7 +29,7 @@ from flower_privsyn.checks import check_whole
 from flower_privsyn.data.chunking import Chunking
 from flower_privsyn.embedding import Embedder
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.files import expanded, replacing
+from flower_privsyn.files import replacing, user_path
 from flower_privsyn.models.library import import_extra
 from flower_privsyn.queries import nearest_candidates
 
@@ -205,7 +205,7 @@ def load_topics(source: str = "bundled") -> TopicHierarchy:
     Raises:
         ConfigError: it cannot be read, or holds something else.
     """
-    path = BUNDLED if source == "bundled" else expanded(source)
+    path = BUNDLED if source == "bundled" else user_path(source)
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}

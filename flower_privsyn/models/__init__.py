@@ -14,7 +14,7 @@ import re
 from pathlib import Path
 
 from flower_privsyn.errors import ModelError
-from flower_privsyn.files import expanded, read_json, user_path
+from flower_privsyn.files import read_json, user_path
 from flower_privsyn.models import packaged
 from flower_privsyn.models.hub import folder_in_cache
 
@@ -69,7 +69,7 @@ def resolve_model(name: str | Path) -> str:
         return str(folder)
     if given in packaged.PACKAGED:
         return str(packaged.folder(packaged.PACKAGED[given]))
-    path = expanded(given)
+    path = user_path(given)
     if given.strip() and path.is_dir():
         if not (path / "config.json").is_file():
             raise ModelError(f"model folder {given!r} holds no config.json")

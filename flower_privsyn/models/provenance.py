@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.files import expanded, located, read_json, write_json
+from flower_privsyn.files import read_json, user_path, write_json
 
 #: The file in a model's folder that says so.
 FILE: Final = "not_private.json"
@@ -41,7 +41,7 @@ def stamp_of(*names: str) -> str:
 def _folders(name: str) -> Iterator[Path]:
     """Where a model may be; nowhere where a text begins with the `~` of nobody's home."""
     with contextlib.suppress(ConfigError):
-        yield expanded(located(name))
+        yield user_path(name)
 
 
 def refuse(values: Mapping[str, object]) -> None:

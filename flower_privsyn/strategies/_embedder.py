@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from flower_privsyn.embedding import Embedder, load_embedder
 from flower_privsyn.embedding.batch_invariance import require_batch_invariance
-from flower_privsyn.files import located
 from flower_privsyn.run.method import RecordSource
 from flower_privsyn.run.settings import PrivateSumConfig
 
@@ -23,7 +22,7 @@ def embedder_of(config: PrivateSumConfig, given: Embedder | None) -> Embedder:
     """
     found = given
     if found is None:
-        found = load_embedder(located(config.embedding_model), precision=config.embedding_precision)
+        found = load_embedder(config.embedding_model, precision=config.embedding_precision)
     require_batch_invariance(found)
     return found
 

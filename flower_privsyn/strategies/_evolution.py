@@ -19,7 +19,6 @@ from annotated_types import Ge
 from flower_privsyn.checks import NonNegativeInt, PositiveInt
 from flower_privsyn.data import public_texts
 from flower_privsyn.embedding import Embedder
-from flower_privsyn.files import located
 from flower_privsyn.generation import (
     ByInstruction,
     MaskFill,
@@ -106,7 +105,7 @@ class EvolutionConfig(ExpandingSettings, PrivateSumConfig):
         """
         return ByInstruction(
             generator,
-            load_instruction(located(prompt), purpose=purpose),
+            load_instruction(prompt, purpose=purpose),
             domain=self.domain,
             sampling=self.sampling_parameters(),
             chat=self.generator_interface == "chat",
@@ -172,7 +171,7 @@ class Evolution(Method):
         if config.asks_for_variations:
             return config.asked(self._writer(), config.variation, "variation")
         return MaskFill(
-            located(config.variation_model),
+            config.variation_model,
             temperature=config.temperature,
             top_p=config.top_p,
             max_tokens=config.max_tokens,

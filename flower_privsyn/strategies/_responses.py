@@ -18,7 +18,7 @@ from flower_privsyn.checks import PositiveInt
 from flower_privsyn.data import Chunking, public_texts
 from flower_privsyn.data.sentences import mostly_whole, whole_sentences
 from flower_privsyn.errors import ConfigError, GenerationError
-from flower_privsyn.files import append_json_lines, located, read_json_lines
+from flower_privsyn.files import append_json_lines, read_json_lines
 from flower_privsyn.generation import Expand, TextGenerator, load_prompt, rehearse
 from flower_privsyn.generation.backends import at_once, derive_seed
 from flower_privsyn.generation.generators import GeneratorSettings
@@ -87,7 +87,7 @@ class Responses:
     ) -> None:
         self.config, self.tokenizer = config, tokenizer
         self.generator = config.load_generator() if generator is None else generator
-        self.prompt = load_prompt(located(config.prompt)).about(config.domain)
+        self.prompt = load_prompt(config.prompt).about(config.domain)
         self.samples: Sequence[str] = public_texts(
             config.public_text,
             tokenizer=tokenizer,

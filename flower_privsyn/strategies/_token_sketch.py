@@ -15,7 +15,7 @@ from flower_privsyn.checks import IN_PYTHON, OrZero
 from flower_privsyn.data.public_rows import PublicRows
 from flower_privsyn.embedding import load_tokenizer
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.files import located, replacing
+from flower_privsyn.files import replacing
 from flower_privsyn.generation.prompts import quoted
 from flower_privsyn.models.bias import LogitBias
 from flower_privsyn.queries import JointSketch as JointSketchQuery
@@ -135,10 +135,10 @@ class SketchedText:
 
     def __init__(self, config: SketchedStudentConfig, place: RunContext) -> None:
         self._config, self.place = config, place
-        self.tokenizer, fingerprint = load_tokenizer(located(config.model))
+        self.tokenizer, fingerprint = load_tokenizer(config.model)
         with place.progress.stage("Read the public text", total=None):
             self.public: PublicRows = PublicRows.of(
-                located(config.public_text),
+                config.public_text,
                 tokenizer=self.tokenizer,
                 max_tokens=config.max_tokens,
             )
@@ -240,7 +240,7 @@ def check_student(config: SketchedStudentConfig, begins: str) -> None:
         ModelError: a model is not on this machine, is no causal language model, or has a bias where
             it is to get one.
     """
-    network, tokenizer = load_plain(located(begins))
+    network, tokenizer = load_plain(begins)
     predicted = int(network.get_output_embeddings().weight.shape[0])
     if len(tokenizer) > predicted:
         raise ConfigError(
@@ -249,9 +249,8 @@ def check_student(config: SketchedStudentConfig, begins: str) -> None:
         )
     length = config.max_tokens  # of a row, at most
     check_window(network, length, called=f'model = "{begins}"', max_tokens=length)
-    if config.teacher:
-        teacher = located(config.teacher)
-        check_same_tokens(located(begins), teacher, setting="teacher")
+    if teacher := config.teacher:
+        check_same_tokens(begins, teacher, setting="teacher")
         load_teacher(teacher, longest=length, max_tokens=length)
         if config.teacher_steps:
             load_plain(teacher)  # it gets a bias
@@ -340,7 +339,7 @@ class SketchedStudent:
         if not config.teacher:
             return None
         if not config.teacher_steps:
-            return Distillation(located(config.teacher))
+            return Distillation(config.teacher)
         self._fine_tune(config.teacher, folder, who="teacher", steps=config.teacher_steps)
         biased = folder.with_name(f"{folder.name}-biased")
         self.add_bias(folder, biased, who="teacher")
@@ -390,7 +389,7 @@ class SketchedStudent:
         output.parent.mkdir(exist_ok=True)
         with self._text.place.progress.stage(f"Train the {who}", steps) as stage:
             return fine_tune(
-                located(model),
+                model,
                 self.texts if texts is None else texts,
                 settings=replace(config.student_training(), max_steps=steps, **otherwise),
                 output=output,

@@ -29,7 +29,7 @@ import numpy.typing as npt
 from flower_privsyn.checks import LARGEST_WHOLE, NonNegativeInt, PositiveInt
 from flower_privsyn.embedding import Embedder
 from flower_privsyn.errors import ConfigError, GenerationError
-from flower_privsyn.files import append_json_lines, located, read_json, read_json_lines, write_json
+from flower_privsyn.files import append_json_lines, read_json, read_json_lines, write_json
 from flower_privsyn.generation import SamplingParameters, TextGenerator, load_trained_generator
 from flower_privsyn.generation.backends import WritingSettings, derive_seed
 from flower_privsyn.generation.prompts import flattened, unusable
@@ -273,7 +273,7 @@ class TopicsAndTraining(ReleaseThenTraining):
 
     def setup(self, place: RunContext) -> tuple[RecordSource, ...]:
         """Load topics, the model that finds them, and the generator."""
-        config, hierarchy = self.config, load_topics(located(self.config.topics))
+        config, hierarchy = self.config, load_topics(self.config.topics)
         topics = self._topics = hierarchy.at(config.num_topics)
         embedder = self._embedder = embedder_of(config, self._embedder)
         hierarchy.check_embedder(embedder, setting=f'topics = "{config.topics}"')

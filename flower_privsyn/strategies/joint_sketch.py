@@ -29,7 +29,6 @@ from flower_privsyn.checks import OrZero, PositiveFloat
 from flower_privsyn.data.chunking import token_ids
 from flower_privsyn.data.public_rows import TokenRows
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.files import located
 from flower_privsyn.generation import Expand, TextGenerator
 from flower_privsyn.generation.backends import derive_seed
 from flower_privsyn.generation.generators import ExpandingSettings, load_generator, runs_elsewhere
@@ -257,7 +256,7 @@ class AskedOnce(Method):
                 "folder or a hub name, or no generator-steps"
             )
         import_extra("peft", needed_by=f"generator-steps = {self._steps}", extra="server")
-        load_pretrained(located(config.generator), kind="causal", dtype="float32", device="cpu")
+        load_pretrained(config.generator, kind="causal", dtype="float32", device="cpu")
 
 
 @final

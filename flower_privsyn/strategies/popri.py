@@ -32,7 +32,7 @@ import numpy.typing as npt
 from flower_privsyn.checks import IN_PYTHON
 from flower_privsyn.embedding import Embedder
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.files import located, read_json, write_json
+from flower_privsyn.files import read_json, write_json
 from flower_privsyn.generation import TextGenerator
 from flower_privsyn.generation.backends import derive_seed
 from flower_privsyn.generation.generators import ExpandingSettings
@@ -221,7 +221,7 @@ class PreferencesByScores(Method):
         config, self.place = self.config, place
         self._responses = None  # of an earlier start, before other models take memory
         if self._trainer is None:
-            resolve_model(located(config.model_to_train))
+            resolve_model(config.model_to_train)
         self._embedder = embedder_of(config, self._embedder)
         self._responses = Responses(
             config, tokenizer=self._embedder.tokenizer, generator=self.given_writer
@@ -255,7 +255,7 @@ class PreferencesByScores(Method):
             shutil.rmtree(folder, ignore_errors=True)
 
     def _train(self, pairs: Sequence[PreferencePair], **how: Any) -> TrainingReport:
-        model, settings = located(self.config.model_to_train), self.config.training()
+        model, settings = self.config.model_to_train, self.config.training()
         if self._trainer is not None:
             return self._trainer(model, pairs, settings=settings, **how)
         from flower_privsyn.training.preference import train_preferences

@@ -24,7 +24,7 @@ from flower_privsyn.checks import NonNegativeInt
 from flower_privsyn.data.public_rows import PublicRows
 from flower_privsyn.embedding import load_tokenizer
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.files import located, write_json
+from flower_privsyn.files import write_json
 from flower_privsyn.run.method import RecordSource, ReleasedSum, RunContext, State, need
 from flower_privsyn.run.strategy import PrivateSumStrategy
 from flower_privsyn.strategies._student import StudentConfig
@@ -117,7 +117,7 @@ class PublicMidTrainingConfig(DPFTRLConfig, StudentConfig):
         if not self.teacher:
             return None
         return Distillation(
-            located(self.teacher),
+            self.teacher,
             of_text=1.0,
             of_teacher=TEACHER_BETA,
             top_k=self.teacher_top_k,
@@ -167,21 +167,20 @@ class TrainingInHalves(FederatedTraining):
         sources, config = super().setup(place), self.config
         if config.position == "none":
             return sources
-        model = located(config.model)
         if config.teacher:
-            check_same_tokens(model, located(config.teacher), setting="teacher")
+            check_same_tokens(config.model, config.teacher, setting="teacher")
         if config.scores_by_public_model:
-            check_same_tokens(model, located(config.public_model), setting="public-model")
+            check_same_tokens(config.model, config.public_model, setting="public-model")
         with self.progress.stage("Read the public text", total=None):
             public = self._public = PublicRows.of(
-                located(config.public_text),
-                tokenizer=load_tokenizer(model)[0],
+                config.public_text,
+                tokenizer=load_tokenizer(config.model)[0],
                 max_tokens=config.max_tokens,
             )
         self._check_size(public)
         if config.teacher:
             longest = int(public.lengths.max()) + 1  # and the end of its text
-            load_teacher(located(config.teacher), longest=longest, max_tokens=config.max_tokens)
+            load_teacher(config.teacher, longest=longest, max_tokens=config.max_tokens)
         return sources
 
     def _check_size(self, public: PublicRows) -> None:
@@ -251,7 +250,7 @@ class TrainingInHalves(FederatedTraining):
 
         config, models = self.config, self.run.path / "models"
         before, after = models / BEFORE, models / AFTER
-        start = replace(config.trained_model(), name=located(config.initial_model or config.model))
+        start = replace(config.trained_model(), name=config.initial_model or config.model)
         LocalModel(start).save(before, state["parameters"])
         chosen = self._choose(before)
         public = need(self._public)
@@ -297,7 +296,7 @@ class TrainingInHalves(FederatedTraining):
                 with self.progress.stage("Score public text publicly", len(public)) as stage:
                     scores += likelihoods(
                         public,
-                        located(config.public_model),
+                        config.public_model,
                         folder=public.folder,
                         progress=stage.reach,
                     )

@@ -29,7 +29,7 @@ from huggingface_hub import constants
 from flower_privsyn.checks import check_whole
 from flower_privsyn.data.data_sets import quiet
 from flower_privsyn.errors import ConfigError, ModelError, TrainingError
-from flower_privsyn.files import expanded
+from flower_privsyn.files import user_path
 from flower_privsyn.models.adapters import adapter_digest, with_adapters
 from flower_privsyn.models.library import failures_as, import_extra, quiet_transformers
 from flower_privsyn.models.pretrained import (
@@ -265,7 +265,7 @@ class _Training:
 
     def write(self, built: Path) -> None:
         """Write the adapter alone, with nothing of this machine in it."""
-        path, config = expanded(self._name), self._policy.peft_config["default"]
+        path, config = user_path(self._name), self._policy.peft_config["default"]
         config.base_model_name_or_path = path.resolve().name if path.is_dir() else self._name
         # A set comes out in another order in every process; the same training gives the same file.
         config.target_modules = sorted(config.target_modules)

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from flower_privsyn.errors import ConfigError, RunDirectoryError
-from flower_privsyn.files import located
 from flower_privsyn.models.trainable import TrainableModel
 from flower_privsyn.training.local import LocalModel
 
@@ -30,8 +29,8 @@ class ServerModel:
 
     def __init__(self, trained: TrainableModel, *, initial: str) -> None:
         self._trained = trained
-        self.model = self._loaded(located(trained.name))
-        self.start = start = self._loaded(located(initial)) if initial else self.model
+        self.model = self._loaded(trained.name)
+        self.start = start = self._loaded(initial) if initial else self.model
         tokens, others = (one.tokenizer.backend_tokenizer.to_str() for one in (self.model, start))
         same = start.shapes == self.model.shapes and len(start.base) == len(self.model.base)
         if tokens != others or not same:

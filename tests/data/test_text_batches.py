@@ -9,7 +9,6 @@ from tokenizers import Tokenizer
 
 from flower_privsyn.data.chunking import Chunking, token_ids
 from flower_privsyn.embedding import load_embedder, load_tokenizer
-from flower_privsyn.files import located
 from flower_privsyn.models.text_batches import MOST_CHARACTERS, MOST_TEXTS, text_batches
 
 WORDS = "The court ruled that the budget was, at last, a matter for the senate. "
@@ -96,7 +95,7 @@ def test_counted_tokens_are_those_of_all_texts_at_once(tokenizer: Tokenizer) -> 
 
 
 def test_an_embedder_reads_long_texts_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    embedder = load_embedder(located("all-MiniLM-L6-v2"))
+    embedder = load_embedder("all-MiniLM-L6-v2")
     handed: list[int] = []
     encode = type(embedder)._encode
 

@@ -29,9 +29,12 @@ def test_a_run_that_is_ready(
     monkeypatch.chdir(tmp_path)
     for name in ("PRIVSYN_RUNS", "TMPDIR"):
         monkeypatch.setenv(name, str(tmp_path / name))
-    data = users_file(tmp_path)
+    there = {users_file(tmp_path)}
+    for name in ("bundled", "pre-text", "privsyn-lm", "privsyn-mlm"):
+        (tmp_path / name).mkdir()  # what comes with the package is meant all the same
+        there.add(tmp_path / name)
     words = ["check", str(OWN_DATA), "--set", "data=users.jsonl", "--set", "epsilon=8"]
-    words += ["--set", "synthetic-samples=0", "--set", "variation=mask-fill"]
+    words += ["--set", "generator=privsyn-lm", "--set", "variation=mask-fill"]
     assert main([*words, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["ready"]
@@ -50,7 +53,7 @@ def test_a_run_that_is_ready(
     # A half precision number for each of 384 dimensions of 256 candidates, and a header.
     assert 0 < figures["bytes_down_by_round"][0] - 2 * 384 * 256 < 2000
     # Nothing was written: no run, no byte code.
-    assert [path for path in tmp_path.rglob("*") if path != data] == []
+    assert {*tmp_path.rglob("*")} == there
 
 
 def test_the_server_of_a_deployment_reads_nobody(capsys: pytest.CaptureFixture[str]) -> None:
