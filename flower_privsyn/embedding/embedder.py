@@ -249,10 +249,10 @@ def model_folder(name: str) -> Path:
     Raises:
         ModelError: If there is no such model or it cannot be reached.
     """
-    if (path := user_path(name)).is_dir():
-        return path
     if offline := _offline_package(name):
         return offline
+    if (path := user_path(name)).is_dir():
+        return path
     try:
         return Path(pretrained.model_folder(_full_name(name)))
     except ModelError as error:
@@ -265,8 +265,6 @@ def model_folder(name: str) -> Path:
 
 def has_embedder(name: str) -> bool:
     """Whether this machine has an embedding model under a name of the hub; a path is no name."""
-    if user_path(name).exists():
-        return False
     return _offline_package(name) is not None or has_model(_full_name(name))
 
 

@@ -30,7 +30,7 @@ def test_a_run_that_is_ready(
     for name in ("PRIVSYN_RUNS", "TMPDIR"):
         monkeypatch.setenv(name, str(tmp_path / name))
     there = {users_file(tmp_path)}
-    for name in ("bundled", "pre-text", "privsyn-lm", "privsyn-mlm"):
+    for name in ("all-MiniLM-L6-v2", "bundled", "pre-text", "privsyn-lm", "privsyn-mlm"):
         (tmp_path / name).mkdir()  # what comes with the package is meant all the same
         there.add(tmp_path / name)
     words = ["check", str(OWN_DATA), "--set", "data=users.jsonl", "--set", "epsilon=8"]
