@@ -297,7 +297,7 @@ class Declaration:
         return own or (self.above.words if self.above is not None else "")
 
     def check(self, key: str, value: Any) -> Any:
-        """Return a value as the field holds it: an int of a number as a float, a list as a tuple.
+        """Return a value as the field holds it: numpy's numbers as Python's, a list as a tuple.
 
         Args:
             key: what a sentence calls the field.
@@ -328,11 +328,11 @@ class Declaration:
             found = value if isinstance(value, str) and value in self.choices else None
             return self.kind(found) if found and isinstance(self.kind, type) else found
         if self.kind is int:
-            whole = isinstance(value, int) and not isinstance(value, bool)
-            inside = whole and value in self._whole_bounds
-            return value if inside or (whole and self.zero and value == 0) else None
+            whole = isinstance(value, Integral) and not isinstance(value, bool)
+            inside = whole and int(value) in self._whole_bounds
+            return int(value) if inside or (whole and self.zero and value == 0) else None
         if self.kind is float:
-            number = _as_float(value) if isinstance(value, int | float) else math.nan
+            number = _as_float(value)
             return number if number in self.bounds or (self.zero and number == 0) else None
         if self.kind == bool | Literal["auto"]:
             return value if isinstance(value, bool) or value == "auto" else None

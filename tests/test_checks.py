@@ -148,6 +148,8 @@ class TestDeclarations:
     def test_values_are_held_as_declared(self) -> None:
         paint = Paint(share=1, thinner=0, colour="blue", names=["Ann"], brushes=4)  # type: ignore
         assert (type(paint.share), type(paint.thinner)) == (float, float)
+        of_numpy = Paint(share=np.float32(0.5), coats=np.int64(3))  # type: ignore[arg-type]
+        assert (type(of_numpy.share), type(of_numpy.coats)) == (float, int)
         assert (paint.colour, paint.names, paint.brushes) == (Colour.BLUE, ("Ann",), 4)
         assert pickle.loads(pickle.dumps(paint)) == replace(paint)
         with pytest.raises(ConfigError, match="coats must be"):

@@ -152,6 +152,8 @@ def _rows(source: Any, columns: Columns, where: str) -> Iterator[tuple[str, Cell
     """The rows of a source, wherever it is, and what sentences call each."""
     if isinstance(source, str | os.PathLike):
         path = expanded(where)
+        if not where:
+            raise DataError("The source is empty: name a file, a folder or a data set.")
         if path.is_dir() and data_sets.is_saved(path):
             source = data_sets.saved(path)
         elif path.is_dir():

@@ -195,6 +195,14 @@ def test_a_row_or_a_source_that_does_not_say_whose_it_is_is_refused(
     assert "'client_id'" in said
 
 
+def test_no_name_is_not_the_folder_one_is_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "users.jsonl").write_text(json.dumps({"client_id": "a", "text": SECRET}))
+    assert "is empty" in sentence("")
+
+
 # ---- of files ----------------------------------------------------------------------------------
 
 
