@@ -72,7 +72,7 @@ def evaluate(
             "Give either --held-out, a file of users who took no part, or --users, the run's own "
             "data, of which it held some users out."
         )
-    folder = run.path.with_name(f"{run.path.name}.evaluation")
+    folder = run.owner.path.with_suffix(".evaluation")
     folder = folder if output is None else expanded(output).absolute()
     training = CausalTraining(max_steps=steps or 0, train_on_eos=False)
     record = evaluate_run(

@@ -154,7 +154,9 @@ class OwnerFolder:
     """
 
     def __init__(self, run_path: Path) -> None:
-        self.path = run_path.with_name(f"{run_path.name}.owner")
+        # Beside the folder itself, whether a link leads to it or `..` does.
+        real = run_path.resolve()
+        self.path = real.parent / f"{real.name}.owner"
         self.own_file = self.path / "own.json"
         self.times_file = self.path / "times.jsonl"
         self.log_file = self.path / "flower.log"

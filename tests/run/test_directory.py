@@ -252,6 +252,14 @@ def test_the_owner_s_folder_is_beside_the_run_and_for_the_owner_alone(tmp_path: 
     assert len(run.owner.times()) == 1
 
 
+@pytest.mark.parametrize("name", ["link", "run/models/.."])
+def test_a_run_by_another_name_is_its_owner_s(tmp_path: Path, name: str) -> None:
+    run = RunDirectory.create(tmp_path / "run", config={})
+    (run.path / "models").mkdir()
+    (tmp_path / "link").symlink_to(run.path)
+    assert RunDirectory.open(tmp_path / name).owner.path == run.owner.path
+
+
 def test_files_get_the_date_of_the_creation(tmp_path: Path) -> None:
     run = RunDirectory.create(tmp_path / "run", config={})
     moment = datetime.fromisoformat(run.document["created"]).timestamp()
