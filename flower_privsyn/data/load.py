@@ -96,7 +96,8 @@ def load_configured(
 
     def setting(key: str) -> str:
         default = COLUMNS.get(key, "")
-        return str(next(filter(None, (c.get(key) for c in configurations)), default))
+        found = (c[key] for c in configurations if c.get(key) not in (None, ""))  # 0 is a name
+        return str(next(found, default))
 
     columns = Columns(
         setting("client-column"),

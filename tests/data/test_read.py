@@ -429,6 +429,13 @@ def test_one_odd_cell_of_a_frame_is_its_users_affair() -> None:
     assert (load_users(nothing).user_ids, load_users(nothing).texts) == (("ann",), [])
 
 
+def test_a_column_may_be_called_0(tmp_path: Path) -> None:
+    """As pandas calls those of a table without names, and TOML reads a number."""
+    table = tmp_path / "u.csv"
+    table.write_text("0,client_id,text\nann,x,some text\nben,x,other text\n")
+    assert load_configured({"data": str(table), "client-column": 0}).user_ids == ("ann", "ben")
+
+
 # ---- partitions ---------------------------------------------------------------------------------
 
 
