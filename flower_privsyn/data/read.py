@@ -220,8 +220,8 @@ def _row(place: str, row: object, columns: Columns) -> dict[str, Any]:
 def _read_delimited(path: Path, columns: Columns) -> Iterator[tuple[str, Cells]]:
     """Rows of CSV and TSV, read strictly, with the names of the columns in the first of them.
 
-    Fields in double quotes may hold line breaks, the delimiter, and quotes written twice. Blank
-    lines are passed over.
+    Fields in double quotes may hold line breaks, the delimiter, and quotes written twice. Lines of
+    which all fields are blank, as Excel writes of empty rows, are passed over.
     """
     # Of the whole process; nothing that reads CSV beside this fails of it.
     csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_FIELD))
@@ -231,7 +231,7 @@ def _read_delimited(path: Path, columns: Columns) -> Iterator[tuple[str, Cells]]
         line = before + 1  # in which the row begins
         try:
             for row in reader:
-                if len(row) > 1 or any(field.strip() for field in row):
+                if any(field.strip() for field in row):
                     if len(row) != len(names):
                         raise DataError(
                             f"{path} line {line}: {len(row)} field{'s' if len(row) > 1 else ''} "

@@ -115,6 +115,7 @@ FILES: dict[str, Make] = {
     "CSV with a mark": file("u.csv", delimited(",", "\ufeff")),
     "CSV with bars": file("u.csv", delimited("|")),
     "CSV as Excel names its delimiter": file("u.csv", delimited(";", "sep=;\r\n")),
+    "CSV that ends in empty rows": file("u.csv", lambda rows: delimited(",")(rows) + ",,,\n ,\n"),
     "TSV": file("u.tsv", delimited("\t")),
 }
 SOURCES: dict[str, Make] = FILES | {
