@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from flower_privsyn.checks import raised_as
 from flower_privsyn.errors import ConfigError
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 ConfigValue = bool | int | float | str
 """What Flower allows as a setting."""
+
+#: A ServerApp that names no keys of its own.
+_OURS: Final = "flower_privsyn.strategies.default:app"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +63,7 @@ def load_app(path: str | Path) -> App:
         raise ConfigError(f"There is no app folder {path}.")
     file = folder / "pyproject.toml"
     try:
+        read_toml(file)  # which says in which line it is none
         document, _ = load_and_validate(file)
     except Exception as error:  # whatever Flower, or what it reads files with, may raise
         raise ConfigError(f"{path} is no Flower app: {' '.join(str(error).split())}") from error
@@ -78,8 +83,8 @@ def strategy_of_app(
     """The strategy that an app's key `strategy` names, with its settings.
 
     Args:
-        app: The app. Keys that it declares and the strategy has not are its own: its ServerApp
-            refuses those that it has not named (`other_keys`).
+        app: The app. Keys that it declares and the strategy has not are its own, where its
+            ServerApp is: that one refuses those that it has not named (`other_keys`).
         values: Settings from `resolve_config`.
 
     Returns:
@@ -94,7 +99,7 @@ def strategy_of_app(
     if "strategy" not in values:
         return None
     strategy = strategy_named(values["strategy"])
-    own = set(app.defaults) - strategy.config_class.keys()
+    own = set(app.defaults) - strategy.config_class.keys() if app.server != _OURS else ()
     return configuration_of(values, other_keys=own), strategy
 
 
@@ -137,7 +142,8 @@ def written_settings(app: App, config_name: str) -> dict[str, ConfigValue]:
     """
     file = app.path / "conf" / f"{config_name}.toml"
     if not file.is_file():
-        names = sorted(entry.stem for entry in (app.path / "conf").glob("*.toml"))
+        conf = app.path / "conf"
+        names = sorted(str(one.relative_to(conf))[:-5] for one in conf.rglob("*.toml"))
         known = f"it has {', '.join(names)}" if names else "it has none"
         raise ConfigError(f"{app.name} has no configuration {config_name!r}; {known}.")
     given = _flatten(read_toml(file), file)
@@ -158,7 +164,8 @@ def read_settings(app: App, settings: Sequence[str]) -> dict[str, ConfigValue]:
         # `--set name=2024` means the text 2024 where the app declares a text.
         kind = str if isinstance(app.defaults.get(key), str) else bool | int | float | str
         with contextlib.suppress(tomllib.TOMLDecodeError):
-            value = tomllib.loads(f"value = {text}")["value"]
+            # `.5`, which TOML has not, is a number for everybody else.
+            value = tomllib.loads("value = " + re.sub(r"^(?=\.\d)", "0", text))["value"]
             values[key] = value if isinstance(value, kind) else text
     return values
 

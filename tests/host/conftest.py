@@ -17,4 +17,6 @@ def app(tmp_path: Path) -> App:
     (folder / "conf" / "small.toml").write_text("num-nodes = 3\nepsilon = 2\n")
     (folder / "conf" / "wrong.toml").write_text("num-node = 3\n")
     (folder / "conf" / "broken.toml").write_text("num-nodes = \n")
+    (folder / "conf" / "cpu").mkdir()
+    (folder / "conf" / "cpu" / "small.toml").touch()
     return load_app(folder)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.host.app import App, load_app, resolve_config
+from flower_privsyn.host.app import App, load_app, resolve_config, strategy_of_app
 
 OWN_DATA = Path(__file__).parents[2] / "examples" / "own-data"
 
@@ -21,12 +21,13 @@ def test_an_app_is_read(app: App) -> None:
 def test_settings_come_from_the_app_a_named_file_and_the_command_line(app: App) -> None:
     assert resolve_config(app) == app.defaults
     values = resolve_config(
-        app, config_name="small", settings=["epsilon=1", "note=2024", "behaviour='a b'"]
+        app, config_name="small", settings=["epsilon=1", "note=.24", "behaviour='a b'"]
     )
     assert values["num-nodes"] == 3
     assert values["epsilon"] == 1.0
-    assert values["note"] == "2024"
+    assert values["note"] == ".24"
     assert values["behaviour"] == "a b"
+    assert resolve_config(app, settings=["epsilon=.5"])["epsilon"] == 0.5
 
 
 def test_a_mark_before_the_first_letter_is_no_letter(app: App) -> None:
@@ -40,6 +41,7 @@ def test_a_mark_before_the_first_letter_is_no_letter(app: App) -> None:
     ("config", "setting", "expected"),
     [
         (None, "epsilonn=2", "did you mean 'epsilon'"),
+        ("gone", "", "cpu/small"),
         ("broken", "", r"conf/broken.toml is not valid TOML"),
     ],
 )
@@ -55,6 +57,19 @@ def test_what_flower_refuses_is_no_app(app: App) -> None:
     project.write_text(project.read_text().replace("asking.server_app", "nowhere.at_all"))
     with pytest.raises(ConfigError, match="nowhere"):
         load_app(app.path)
+    project.write_text("[project]\nname = .5\n")
+    with pytest.raises(ConfigError, match="line 2"):
+        load_app(app.path)
+
+
+def test_a_misspelt_key_in_an_app_is_not_taken_for_one_of_its_own(tmp_path: Path) -> None:
+    """Its ServerApp is the package's, and refuses it too, after the check."""
+    text = (OWN_DATA / "pyproject.toml").read_text()
+    project = tmp_path / "pyproject.toml"
+    project.write_text(text.replace("\nseed = ", "\nnum-candidate = 3\nseed = "))
+    app = load_app(tmp_path)
+    with pytest.raises(ConfigError, match="num-candidates"):
+        strategy_of_app(app, resolve_config(app))
 
 
 def test_a_text_of_settings_takes_the_place_of_the_one_before() -> None:
