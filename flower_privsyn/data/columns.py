@@ -59,10 +59,10 @@ class Columns:
         strict: bool = False,
         label: str = "",
     ) -> None:
-        self.texts = tuple(name.strip() for name in text.split(","))
-        self.labels = tuple(name.strip() for name in label.split(",")) if label else ()
+        self.texts = tuple(name.strip() for name in str(text).split(","))
+        self.labels = tuple(name.strip() for name in str(label).split(",")) if label else ()
         for key, names in (
-            ("client-column", (client,)),
+            ("client-column", (str(client),)),
             ("text-column", self.texts),
             ("label-column", self.labels),
         ):
@@ -71,8 +71,9 @@ class Columns:
                     f"{key} must name columns, each once, with commas between several, got "
                     f"{', '.join(names)!r}."
                 )
-        self.client = client
-        self.date = date_
+        # Columns of a table may be numbers; it is read by what these are as text.
+        self.client = str(client)
+        self.date = str(date_)
         self.strict = strict
 
     @property

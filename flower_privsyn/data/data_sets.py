@@ -133,11 +133,11 @@ def split_of(found: Any, split: str, *, where: str) -> Any:
     """
     if not isinstance(found, dict):
         return found
-    if split not in found:
+    if split not in found and hasattr(found, "with_format"):  # else a dict of something else
         raise DataError(
             f"{where} has no split {split!r}; its splits are {', '.join(map(repr, found))}."
         )
-    return found[split]
+    return found.get(split, found)
 
 
 def _library() -> Any:

@@ -332,12 +332,12 @@ def rows_of_table(
         table = source if frame else pa.table(source)
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise DataError(f"{where} is none that Arrow reads ({type(error).__name__}).") from None
-    names = list(table.columns) if frame else table.column_names
+    names = list(map(str, table.columns)) if frame else table.column_names
     columns.check(names, where)
     read = {
-        name: _objects(table[name]) if frame else _values(table[name], name, columns, where)
-        for name in columns.wanted
-        if name in names
+        name: _objects(table.iloc[:, at]) if frame else _values(table[name], name, columns, where)
+        for at, name in enumerate(names)
+        if name in columns.wanted
     }
     there = {name: values for name, values in read.items() if values is not None}
     for number, row in enumerate(zip(*there.values(), strict=True), start=before + 1):
