@@ -336,6 +336,8 @@ class Declaration:
             return number if number in self.bounds or (self.zero and number == 0) else None
         if self.kind == bool | Literal["auto"]:
             return value if isinstance(value, bool) or value == "auto" else None
+        if self.kind is str and isinstance(value, Path):  # as the package itself gives out
+            return str(value)
         if self.kind in (bool, str, str | Path):
             return value if isinstance(value, self.kind) else None
         if self.kind == Mapping[str, str]:

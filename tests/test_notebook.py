@@ -97,6 +97,12 @@ def test_rows_and_users_are_asked_as_they_are(small: dict[str, Any], given: Any)
     assert fit(given, JointSketch(**small)).users == 30
 
 
+def test_a_path_is_a_setting_wherever_its_text_is_one(tmp_path: Path) -> None:
+    names = ("run_dir", "teacher", "generator")  # the last also takes an object that writes
+    found = JointSketch(epsilon=1.0, **dict.fromkeys(names, tmp_path)).config
+    assert [getattr(found, name) for name in names] == [str(tmp_path)] * 3
+
+
 def test_a_method_of_ones_own_asks_its_question(tmp_path: Path) -> None:
     settings = PrivateSumConfig(
         epsilon=8.0, num_rounds=1, max_samples=0, accept_noise=True, run_dir=str(tmp_path / "run")

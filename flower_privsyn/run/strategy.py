@@ -12,6 +12,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -278,7 +279,7 @@ class PrivateSumStrategy(Strategy):
         parts = {
             name: settings.pop(name)
             for name in taken
-            if name in settings and not isinstance(settings[name], str)
+            if name in settings and not isinstance(settings[name], str | Path)
         }
         self.config = self.config_class.given(config, settings, strategy=type(self).__name__)
         self.method: Method = made(self.config, **parts) if method is None else method
