@@ -381,8 +381,14 @@ class NodeLedger:
 def ledger_folder() -> Path:
     """Where node ledgers are: PRIVSYN_NODE_LEDGERS, else `flower-privsyn/ledgers` in the user's
     state folder (`~/.local/state`).
+
+    Raises:
+        LedgerError: It is relative: started in another folder, a node would begin accounts anew.
     """  # noqa: D205 - one sentence
-    return expanded(os.environ.get(NODE_LEDGERS) or state_folder() / "ledgers")
+    folder = expanded(os.environ.get(NODE_LEDGERS) or state_folder() / "ledgers")
+    if not folder.is_absolute():
+        raise LedgerError(f"The folder {folder} of accounts ({NODE_LEDGERS}) must be absolute.")
+    return folder
 
 
 def datasets() -> list[str]:

@@ -177,7 +177,7 @@ def test_kill_9_between_charge_and_answer_never_counts_less(
     assert [charge.spec.round for charge in account.charges] == [1, 2]
 
 
-@pytest.mark.parametrize("fault", ["no folder", "loose", "full"])
+@pytest.mark.parametrize("fault", ["no folder", "relative", "loose", "full"])
 def test_a_node_that_cannot_keep_its_account_says_so_before_anything_is_spent(
     fault: str, grid_of: Callable[..., LoopbackGrid], run_of: Callable[..., Any], owner: Path,
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
@@ -185,6 +185,9 @@ def test_a_node_that_cannot_keep_its_account_says_so_before_anything_is_spent(
     folder = owner / "kept"
     if fault == "no folder":
         folder = Path("/proc/nowhere")
+    elif fault == "relative":  # to where the node was started, as the next time it may not be
+        monkeypatch.chdir(owner)
+        folder = Path("kept")
     elif fault == "loose":
         folder.mkdir()
         folder.chmod(0o777)
@@ -201,4 +204,5 @@ def test_a_node_that_cannot_keep_its_account_says_so_before_anything_is_spent(
         run.start(grid)
     assert [message.metadata.message_type for message in grid.requests] == [wire.PREPARE]
     assert not run.run.ledger_file.exists()
-    assert f"{folder} " in caplog.text
+    assert f"{folder}" in caplog.text
+    assert not (owner / "kept" / "people.jsonl").exists()
