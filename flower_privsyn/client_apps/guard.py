@@ -153,7 +153,7 @@ class NodeGuard:
             return name
         folder = model_files(kind, name)
         found = model_digest(folder)
-        if found != wanted:
+        if found != wanted.lower():
             raise self._policy.refusal(
                 f"{kind}-models",
                 f'The files of the {kind} model "{name}" have SHA-256 {found}; the owner allows '

@@ -37,7 +37,7 @@ _HEADING: Final = """\
 # What the owner of this node allows. A key that is left out keeps the value shown here; the last
 # one, max-epsilon, must be there, so that a file that was half saved is no policy.
 """
-_SHA256 = re.compile(r"[0-9a-f]{64}")  # a node's key has as many digits
+_SHA256 = re.compile(r"[0-9a-fA-F]{64}")  # a node's key has as many digits
 _EMBEDDING_MODELS = {"all-MiniLM-L6-v2": "", "sentence-transformers/all-MiniLM-L6-v2": ""}
 _TRAINED_MODELS = {"privsyn-lm": "", "privsyn-tiny": "", "privsyn-lstm": ""}
 

@@ -208,6 +208,8 @@ class TestModels:
         table = {f"{kind}_models": {str(folder): model_digest(folder)}}
         guard = NodeGuard(NodePolicy(**table), {})
         assert guard.check_files(kind, str(folder)) == str(folder)
+        large = {f"{kind}_models": {str(folder): model_digest(folder).upper()}}
+        assert NodeGuard(NodePolicy(**large), {}).check_files(kind, str(folder)) == str(folder)
         (folder / "modeling.py").write_text("print('owned')")
         with pytest.raises(NotAllowedError, match="SHA-256"):
             guard.check_files(kind, str(folder))
