@@ -27,6 +27,7 @@ from flwr.clientapp import ClientApp
 from flower_privsyn import environment
 from flower_privsyn.checks import raised_as
 from flower_privsyn.client_apps.guard import charge_of, guard_of, in_simulation
+from flower_privsyn.client_apps.guard import logger as owners_log
 from flower_privsyn.client_apps.known import known_queries
 from flower_privsyn.client_apps.node_users import (
     TRAINS_NOTHING,
@@ -292,7 +293,7 @@ def add_handlers(
     if isinstance(trainer, type):
         raise ConfigError(f"trainer must be an object, {trainer.__name__}(), got the class")
     load = load or users_of_node
-    cache = Path(cache_directory) if cache_directory else None
+    cache = user_path(cache_directory) if cache_directory else None
     users = NodeUsers(load, embedder or default_embedder, cache, trainer)
     node = _Node(users, known_queries(queries))
     RECIPES[app] = load
@@ -387,6 +388,8 @@ class _Node:
             embedder=prepared.fingerprint,
             dimension=prepared.dimension,
         )
+        if guard.dataset:  # no simulation, whose log is not its nodes' owners'
+            owners_log.info('%d users are read; account "%s"', entry.num_users, guard.dataset)
         return Message(wire.pack_roster(entry), reply_to=message)
 
     def _asked(self, names: Sequence[str]) -> list[type[Query]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,19 @@ class TestHandlers:
         assert len(loads) == 1
         roster = wire.unpack_roster(reply)
         assert roster.dimension == HashEmbedder().dimension
+
+    @pytest.mark.usefixtures("owner")
+    def test_an_owner_is_told_who_was_read_and_whose_account_it_is(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setenv("HOME", str(tmp_path))
+        people = Users.from_rows([("a", "court"), ("b", "tax")])
+        app = create_client_app(lambda _: people, embedder=hash_embedder, cache_directory="~/kept")
+        with caplog.at_level(logging.INFO):
+            prepare(app, context=where({"dataset": "clinic"}))
+        assert caplog.messages[-1].startswith("2 users are read")
+        assert caplog.messages[-1].endswith('"clinic"')
+        assert (tmp_path / "kept").is_dir()
 
     @pytest.mark.parametrize(
         ("returned", "what"),
