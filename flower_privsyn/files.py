@@ -124,20 +124,6 @@ def user_path(path: str | Path) -> Path:
     return Path(os.environ.get(WORKING_DIRECTORY) or Path.cwd()) / found
 
 
-def located(name: str) -> str:
-    """A setting that may be a path: the path as the user meant it where there is one, else as is.
-
-    Args:
-        name: a file, a folder, or the name of something else.
-    """
-    path = user_path(name)
-    try:
-        there = bool(name) and path.exists()  # an empty path would be the folder itself
-    except OSError:
-        there = True  # behind a folder that may not be read: whoever opens it says so
-    return str(path) if there else name
-
-
 def sha256_of(path: str | Path) -> str:
     """The SHA-256 of a file's content, in hexadecimal digits.
 

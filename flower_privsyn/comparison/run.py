@@ -102,7 +102,7 @@ class Comparison:
             "rates": RATES,
             "max_texts": MAX_TEXTS,
             "delta": plan.delta,
-            "downstream_files": weight_files(files.located(plan.downstream)),
+            "downstream_files": weight_files(plan.downstream),
         }
         self._refuse_other()
         self._measures = Measures(plan)

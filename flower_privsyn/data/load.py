@@ -12,7 +12,7 @@ from flower_privsyn.data import data_sets, read
 from flower_privsyn.data.columns import Cells, Columns
 from flower_privsyn.data.users import Gathered, Users
 from flower_privsyn.errors import ConfigError, DataError
-from flower_privsyn.files import expanded, located
+from flower_privsyn.files import user_path
 
 #: 600 speakers, of public records, who come with the package.
 SAMPLE: Final = Path(__file__).parent / "sample" / "users.jsonl"
@@ -106,20 +106,14 @@ def load_configured(
         strict=strict,
         label=setting("label-column") if labels else "",
     )
-    return _users(_configured(setting("data")), columns)
-
-
-def _configured(source: str) -> str:
-    """What `data` names."""
+    source = setting("data")
     if not source:
         raise DataError(
             "no data: set `data` to a file of users in the node's configuration "
             "(--node-config 'data=\"/path/users.jsonl\"') or in the run's"
         )
-    if source == "sample":
-        return str(SAMPLE)
     with raised_as(ConfigError, ConfigError, prefix="data = "):
-        return located(source)
+        return _users(str(SAMPLE) if source == "sample" else source, columns)
 
 
 def _users(source: Any, columns: Columns) -> Users:
@@ -152,7 +146,7 @@ def _users(source: Any, columns: Columns) -> Users:
 def _rows(source: Any, columns: Columns, where: str) -> Iterator[tuple[str, Cells]]:
     """The rows of a source, wherever it is, and what sentences call each."""
     if isinstance(source, str | os.PathLike):
-        path = expanded(where)
+        path = user_path(where)
         if not where:
             raise DataError("The source is empty: name a file, a folder or a data set.")
         if path.is_dir() and data_sets.is_saved(path):

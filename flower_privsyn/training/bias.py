@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from flower_privsyn.errors import ConfigError, ModelError
-from flower_privsyn.models import resolve_model
 from flower_privsyn.models.bias import LogitBias
 from flower_privsyn.models.library import save_model
 from flower_privsyn.models.pretrained import load_pretrained
@@ -161,6 +160,6 @@ def save_biased(model: str | Path, output: str | Path, bias: LogitBias) -> None:
     storage.install(
         built,
         output,
-        fingerprint={"kind": "biased", "model": weight_files(resolve_model(model))},
+        fingerprint={"kind": "biased", "model": weight_files(model)},
         report={"tokens": size, "bigrams": pairs},
     )

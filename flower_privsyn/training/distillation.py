@@ -20,7 +20,6 @@ from annotated_types import Ge
 
 from flower_privsyn.checks import NonNegativeInt, PositiveFloat, Settings
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.models import resolve_model
 from flower_privsyn.models.pretrained import load_pretrained, load_tokenizer
 from flower_privsyn.training.storage import weight_files
 from flower_privsyn.training.tokens import check_window, first_token
@@ -57,7 +56,7 @@ class Distillation(Settings):
 
     def fingerprint(self) -> dict[str, Any]:
         """What a student depends on besides its own training, as JSON can hold it."""
-        return asdict(self) | {"teacher": weight_files(resolve_model(self.teacher))}
+        return asdict(self) | {"teacher": weight_files(self.teacher)}
 
 
 def divergence(student: torch.Tensor, teacher: torch.Tensor, *, top_k: int = 0) -> torch.Tensor:

@@ -26,7 +26,6 @@ import numpy.typing as npt
 from flower_privsyn.checks import LARGEST_WHOLE
 from flower_privsyn.data.public_rows import PublicRows, TokenRows
 from flower_privsyn.files import replacing
-from flower_privsyn.models import resolve_model
 from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.progress import Progress
 from flower_privsyn.queries.joint_sketch import find_bigrams
@@ -267,7 +266,7 @@ def likelihoods(
         ModelError: The model cannot be loaded.
     """
     made_of = {
-        "model": weight_files(resolve_model(model)),
+        "model": weight_files(model),
         "rows": digest_of(rows[index].tobytes() for index in range(len(rows))),
     }
     digest = hashlib.blake2b(json.dumps(made_of, sort_keys=True).encode(), digest_size=16)

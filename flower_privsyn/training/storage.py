@@ -168,7 +168,7 @@ def of_training(
         libraries: Whose versions matter, besides those of PyTorch and Transformers.
     """
     return {
-        "model": weight_files(resolve_model(model)),
+        "model": weight_files(model),
         "texts": digest_of(text.encode("utf-8", "surrogatepass") for text in texts),
         "settings": asdict(settings),
         "seed": seed,
@@ -176,24 +176,25 @@ def of_training(
     }
 
 
-def weight_files(model: str) -> list[list[str | int]] | str:
+def weight_files(model: str | Path) -> list[list[str | int]] | str:
     """The files of a model: name, bytes and digest of each.
 
     Not their times: a copy is the same model, and there are file systems that forget fractions of
     a second when a file leaves the memory.
 
     Args:
-        model: A folder, or a name.
+        model: A bundled short name, a folder or a hub name.
 
     Returns:
-        The name as it is where there is no such folder, or no file in it.
+        A hub name as it is.
     """
-    folder = Path(model)
+    resolved = resolve_model(model)
+    folder = Path(resolved)
     files = sorted(folder.glob("*")) if folder.is_dir() else []
     found: list[list[str | int]] = [
         [file.name, file.stat().st_size, sha256_of(file)] for file in files if file.is_file()
     ]
-    return found or model
+    return found or resolved
 
 
 def digest_of(parts: Iterable[bytes]) -> str:
