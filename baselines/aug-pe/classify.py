@@ -23,7 +23,6 @@ from flower_privsyn.embedding import load_tokenizer
 from flower_privsyn.errors import ConfigError, ModelError
 from flower_privsyn.evaluation.classification import Classifier, IntArray, classify_run
 from flower_privsyn.evaluation.run import held_out_samples, own_users
-from flower_privsyn.files import located
 from flower_privsyn.models.library import quiet_transformers, shorten
 from flower_privsyn.models.pretrained import context_of, model_folder
 from flower_privsyn.progress import Progress
@@ -112,15 +111,13 @@ def main(arguments: list[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     run = RunDirectory.open(given.run)
     users = own_users(run.config, given.held_out)
-    tokenizer, _ = load_tokenizer(located(str(run.config["embedding-model"])))
+    tokenizer, _ = load_tokenizer(str(run.config["embedding-model"]))
     classes = Chunking.of(run.config).classes
     found = classify_run(
         run,
         held_out_samples(run.config, users, tokenizer=tokenizer),
         private=None,
-        classifier=fine_tuned_encoder(
-            located(given.model), num_classes=len(classes), seed=given.seed
-        ),
+        classifier=fine_tuned_encoder(given.model, num_classes=len(classes), seed=given.seed),
         name=f"{given.model}, fine-tuned",
         progress=Progress(),
     )
