@@ -206,16 +206,16 @@ class TestReading:
 
     def test_scores_of_public_rows_are_those_of_the_cpu(self) -> None:
         from flower_privsyn.models.pretrained import load_pretrained
-        from flower_privsyn.training.selection import average_log_probabilities
+        from flower_privsyn.training.tokens import scored
 
         model = LocalModel(TrainableModel(name="privsyn-tiny"), device="cpu")
-        rows = [np.array(row[1:]) for row in model.encode(TEXTS)]
+        rows = [row[1:] for row in model.encode(TEXTS)]
         found = []
         for device in ("cuda", "cpu"):
             network, _ = load_pretrained(
                 "privsyn-tiny", kind="causal", dtype="float32", device=device
             )
-            found.append(average_log_probabilities(network, rows, begin=1))
+            found.append(scored(network, rows, begin=1, window=64)[0])
         assert np.allclose(*found, rtol=1e-3)
 
 
