@@ -297,7 +297,7 @@ class Declaration:
         return own or (self.above.words if self.above is not None else "")
 
     def check(self, key: str, value: Any) -> Any:
-        """Return a value as the field holds it: numpy's numbers as Python's, a list as a tuple.
+        """Return a value as the field holds it: an int or a float, a path as text, a tuple.
 
         Args:
             key: what a sentence calls the field.
@@ -311,7 +311,7 @@ class Declaration:
         found = self._accepted(value)
         if found is None:
             allowed = self.allowed
-            if self.kind is int and isinstance(value, int) and value > LARGEST_WHOLE:
+            if self.kind is int and isinstance(value, Integral) and int(value) > LARGEST_WHOLE:
                 allowed = f"a whole number{self._whole_bounds}"
             raise wrong_value(key, allowed, value)
         return found

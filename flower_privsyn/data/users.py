@@ -294,9 +294,10 @@ class Users:
 
 def _fields(row: Sequence[object], number: int) -> Sequence[object]:
     """The fields of a row that an app has made."""
+    fields = list(row) if isinstance(row, Iterable) else []
     # pandas puts the number of the row first, and every row would be a user of its own.
-    fields = list(row) if isinstance(row, Iterable) and not hasattr(row, "Index") else []
-    if isinstance(row, str | bytes | Mapping) or not 2 <= len(fields) <= 4:
+    numbered = hasattr(row, "Index")
+    if numbered or isinstance(row, str | bytes | Mapping) or not 2 <= len(fields) <= 4:
         raise DataError(
             f"row {number} must be (user_id, text), (user_id, text, date) or (user_id, text, date, "
             "label), as of frame[columns].itertuples(index=False), got a "

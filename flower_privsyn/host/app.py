@@ -143,7 +143,7 @@ def written_settings(app: App, config_name: str) -> dict[str, ConfigValue]:
     file = app.path / "conf" / f"{config_name}.toml"
     if not file.is_file():
         conf = app.path / "conf"
-        names = sorted(str(one.relative_to(conf))[:-5] for one in conf.rglob("*.toml"))
+        names = sorted(str(one.relative_to(conf).with_suffix("")) for one in conf.rglob("*.toml"))
         known = f"it has {', '.join(names)}" if names else "it has none"
         raise ConfigError(f"{app.name} has no configuration {config_name!r}; {known}.")
     given = _flatten(read_toml(file), file)

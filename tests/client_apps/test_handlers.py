@@ -96,8 +96,7 @@ class TestHandlers:
         app = create_client_app(lambda _: people, embedder=hash_embedder, cache_directory="~/kept")
         with caplog.at_level(logging.INFO):
             prepare(app, context=where({"dataset": "clinic"}))
-        assert caplog.messages[-1].startswith("2 users are read")
-        assert caplog.messages[-1].endswith('"clinic"')
+        assert {"2", '"clinic"'} <= {*caplog.messages[-1].split()}
         assert (tmp_path / "kept").is_dir()
 
     @pytest.mark.parametrize(

@@ -204,5 +204,5 @@ def test_a_node_that_cannot_keep_its_account_says_so_before_anything_is_spent(
         run.start(grid)
     assert [message.metadata.message_type for message in grid.requests] == [wire.PREPARE]
     assert not run.run.ledger_file.exists()
-    assert f"{folder}" in caplog.text
+    assert f"{folder} " in caplog.text
     assert not (owner / "kept" / "people.jsonl").exists()

@@ -415,6 +415,6 @@ class TestFolder:
     def test_a_model_that_is_none_is_named_once_and_first(self, tmp_path: Path) -> None:
         plan = self.plan(downstream=str(tmp_path / "no-model"))
         with pytest.raises(ModelError, match="no-model"):
-            Comparison(plan, tmp_path / "out").run(**QUIET)
+            Comparison(plan, tmp_path / "out")
         assert not (tmp_path / "out" / "cells").exists()
         assert (tmp_path / "out").stat().st_mode & 0o777 == 0o700  # there are times in it

@@ -158,7 +158,7 @@ def test_rows_may_have_dates_and_labels() -> None:
         ("ab", "got a str of 2"),
         ({"client_id": "a", "text": "my secret"}, "got a dict of 2"),
         (None, "got a NoneType of 0"),
-        (next(pd.DataFrame([("a", "my secret")]).itertuples()), "got a Pandas of 0"),
+        (next(pd.DataFrame([("a", "my secret")]).itertuples()), "got a Pandas of 3"),
     ],
 )
 def test_rows_with_other_fields_are_refused_by_number(row: object, got: str) -> None:

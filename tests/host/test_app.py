@@ -21,13 +21,14 @@ def test_an_app_is_read(app: App) -> None:
 def test_settings_come_from_the_app_a_named_file_and_the_command_line(app: App) -> None:
     assert resolve_config(app) == app.defaults
     values = resolve_config(
-        app, config_name="small", settings=["epsilon=1", "note=.24", "behaviour='a b'"]
+        app, config_name="small", settings=["epsilon=1", "note=2024", "behaviour='a b'"]
     )
     assert values["num-nodes"] == 3
     assert values["epsilon"] == 1.0
-    assert values["note"] == ".24"
+    assert values["note"] == "2024"
     assert values["behaviour"] == "a b"
-    assert resolve_config(app, settings=["epsilon=.5"])["epsilon"] == 0.5
+    begun = resolve_config(app, settings=["epsilon=.5", "note=.24"])
+    assert (begun["epsilon"], begun["note"]) == (0.5, ".24")
 
 
 def test_a_mark_before_the_first_letter_is_no_letter(app: App) -> None:
