@@ -23,7 +23,7 @@ Float64Array = npt.NDArray[np.float64]
 #: Occurrences beforehand that speak for a model's being right about a token.
 _SURE = 2.0
 
-#: Tokens of public text that are read.
+#: Tokens of public text that a model reads.
 _MOST_TOKENS = 2**17
 
 #: Logits at a time: so few stay in memory that is used again, and twice as many texts are read.
@@ -56,10 +56,11 @@ def unlearnt(
 ) -> Float64Array:
     """How much more often public texts have each token than a model expects in them.
 
-    The model reads the texts and says at every place how likely each token is to come next; what it
+    The model reads texts and says at every place how likely each token is to come next; what it
     expects of a token is the sum of that. Of a token of which it expects k occurrences and there
     are n, the log-ratio is log((n + a) / (k + a)), a = `_SURE`: the posterior mean of n / k where
-    as many occurrences beforehand speak for 1.
+    as many occurrences beforehand speak for 1. Counting costs nothing, and counts of few texts are
+    noise: n is of all texts, for as many tokens as the model reads.
 
     A model's text and what it was trained on differ after few steps of training. With the log-ratio
     of users' text to these texts added, it is the log-ratio of users' text to what the model says:
@@ -69,8 +70,8 @@ def unlearnt(
     Args:
         model: a bundled short name, a folder or a hub name of a causal language model.
         rows: tokens of public texts, of the model's tokenizer; at least one token. After
-            `_MOST_TOKENS` no further row is read.
-        seed: of the order in which they are read.
+            `_MOST_TOKENS` the model reads no further row.
+        seed: of the order in which it reads.
         device: as PyTorch names it; None chooses.
 
     Returns:
@@ -86,14 +87,14 @@ def unlearnt(
     begin = first_token(tokenizer)
     size = int(network.get_output_embeddings().weight.shape[0])
     order = np.random.default_rng(seed).permutation(len(rows))
-    read = np.cumsum([len(rows[index]) for index in order.tolist()])
-    chosen = [rows[index] for index in order[: int(np.searchsorted(read, _MOST_TOKENS)) + 1]]
-    chosen = [row for row in chosen if len(row)]
-    if not chosen:
+    written = np.cumsum([len(rows[index]) for index in order.tolist()])
+    chosen = [rows[index] for index in order[: int(np.searchsorted(written, _MOST_TOKENS)) + 1]]
+    begun = [[begin, *row.tolist()] for row in chosen if len(row)]
+    if not begun:
         raise ConfigError("there is nothing to compare a model with: no text has a token")
-    counts = np.bincount(np.concatenate(chosen), minlength=size).astype(np.float64)
+    read = written[len(chosen) - 1] / written[-1]
+    counts = np.bincount(np.concatenate(rows), minlength=size) * read
     expected = torch.zeros(size, dtype=torch.float64, device=network.device)
-    begun = [[begin, *row.tolist()] for row in chosen]
     batches = batches_by_length(begun, range(len(begun)), vocabulary=size, most_logits=_LOGITS)
 
     def expected_of(batch: list[int]) -> torch.Tensor:
