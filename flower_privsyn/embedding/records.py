@@ -152,7 +152,8 @@ class RecordStore:
         if (stored := self.find(key)) is not None:
             return stored  # another process was faster
         with os_errors_as(DataError, self._unwritable):
-            self._sweep()
+            # What killed processes left.
+            remove_old(self._folder.glob(f".*{_ENDING}.*"), seconds=_LEFT_SECONDS)
             with replacing(self._path(key), for_the_owner=True) as file:
                 _write(file, records)
             self._shrink(keep=key)
@@ -162,10 +163,6 @@ class RecordStore:
 
     def _path(self, key: str) -> Path:
         return self._folder / f"{key}{_ENDING}"
-
-    def _sweep(self) -> None:
-        """Remove what killed processes left."""
-        remove_old(self._folder.glob(f".*{_ENDING}.*"), seconds=_LEFT_SECONDS)
 
     def _shrink(self, *, keep: str) -> None:
         """Remove entries, those unused for longest first, until the rest is within the limit."""

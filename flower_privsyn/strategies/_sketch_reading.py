@@ -229,22 +229,13 @@ class TokenSketch:
             weights=surprisal_weights(_seen(tokens)),
         )
 
-    def bias(self, unlearnt: Float64Array | None = None) -> LogitBias:
+    def bias(self) -> LogitBias:
         """The log-ratios as a bias of a model's logits, with weights 1.
-
-        Args:
-            unlearnt: (V',), V' >= V, log-ratios of the text that was read against to what the
-                model says (`flower_privsyn.training.bias.unlearnt`); None for a model that says it
-                as often.
-
-        Returns:
-            Of V tokens, those of `vocabulary`.
 
         With r the log-ratios, a token b after a token a is as much likelier as r(ab) - r(a) says:
         r(b), which every b gets, and what the bigram says beyond both of its tokens.
         """
         bigrams, size, ratios = self.bigrams, self.vocabulary, self.tokens.log_ratio
-        own = np.zeros(size) if unlearnt is None else unlearnt[:size]
         pairs = None
         if bigrams is not None and bigrams.keys is not None:
             first, second = np.divmod(bigrams.keys, size)
@@ -252,7 +243,7 @@ class TokenSketch:
             # with them the errors of such differences; a bias weighs on all that a model says.
             beyond = bigrams.log_ratio - ratios[first] - ratios[second]
             pairs = bigram_table(first, second, beyond, vocabulary=size)
-        return LogitBias(tokens=(ratios + own).astype(np.float32), bigrams=pairs)
+        return LogitBias(tokens=ratios.astype(np.float32), bigrams=pairs)
 
     def save(self, folder: Path, *, tokenizer: Any) -> None:
         """Write `sketch.parquet` (`flower_privsyn.report.sketch_file`).

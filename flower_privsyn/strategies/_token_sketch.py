@@ -23,7 +23,7 @@ from flower_privsyn.queries.joint_sketch import frequent_bigrams
 from flower_privsyn.run.method import Question, RecordSource, RunContext, SumOfUsers
 from flower_privsyn.strategies._sketch_reading import TokenSketch
 from flower_privsyn.strategies._student import StudentConfig
-from flower_privsyn.training.bias import load_plain, save_biased, unlearnt
+from flower_privsyn.training.bias import beyond_model, load_plain, save_biased
 from flower_privsyn.training.causal import FineTuning, fine_tune
 from flower_privsyn.training.distillation import Distillation, check_same_tokens, load_teacher
 from flower_privsyn.training.selection import Selection, choose, long_rows
@@ -435,5 +435,5 @@ class SketchedStudent:
                 documents=chosen,
                 tokens_per_user=self.sketch.tokens_per_user,
             )
-            bias = told.bias(unlearnt(plain, chosen, seed=config.seed))
+            bias = beyond_model(told.bias(), plain, chosen)
             return bias.scaled(self.sketch.trust).scaled(config.token_bias)

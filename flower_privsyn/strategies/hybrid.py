@@ -35,7 +35,6 @@ from flower_privsyn.strategies._token_sketch import (
     check_student,
 )
 from flower_privsyn.training.bias import save_biased
-from flower_privsyn.training.tokens import first_token
 
 #: What was made of the sketch, and the rounds that train begin with, below the run directory.
 _STUDENT: Final = "models/student"
@@ -129,9 +128,7 @@ class SketchThenTraining(ReleaseThenTraining):
         if not self.config.token_bias:
             return begun
         # Read once: rounds and result have the same.
-        bias = student.bias_of(self.run.path / _STUDENT).for_model(
-            self.model.predicted, first_token=first_token(self.model.tokenizer)
-        )
+        bias = student.bias_of(self.run.path / _STUDENT)
         return {**begun, **{_BIAS + name: array for name, array in bias.arrays().items()}}
 
     def arrays(self, state: State) -> Broadcast:

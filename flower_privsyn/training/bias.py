@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from flower_privsyn.errors import ConfigError, ModelError
-from flower_privsyn.models.bias import LogitBias
+from flower_privsyn.errors import ModelError
+from flower_privsyn.models.bias import LogitBias, bigram_table
 from flower_privsyn.models.library import save_model
 from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.models.threads import is_small, side_by_side
+from flower_privsyn.queries.joint_sketch import find_bigrams
 from flower_privsyn.training import storage
 from flower_privsyn.training.storage import weight_files
 from flower_privsyn.training.tokens import batches_by_length, first_token, next_token_logits
@@ -32,8 +33,9 @@ _LOGITS = 2**21
 _CARD = """# A language model with a bias of its logits
 
 The model inside is of the type `{inside}`. A number is added to the logit of each of its {tokens:,}
-tokens{pairs}. The numbers were read from a release: using them is post-processing, and this folder
-says nothing about anybody that the release did not say.
+tokens, and another one for {pairs:,} pairs of a token and the one before it. The numbers were read
+from a release: using them is post-processing, and this folder says nothing about anybody that the
+release did not say.
 
 Transformers does not know the type of this folder, `privsyn-biased`, by itself. The package that
 defines it must be installed (`pip install 'flower-privsyn[server]'`) and imported:
@@ -47,64 +49,80 @@ The functions, commands and settings of the package that take a model folder nee
 """
 
 
-def unlearnt(
+def beyond_model(
+    told: LogitBias,
     model: str | Path,
     rows: Sequence[npt.NDArray[np.int64]],
     *,
-    seed: int = 0,
     device: str | None = None,
-) -> Float64Array:
-    """How much more often public texts have each token than a model expects in them.
+) -> LogitBias:
+    """A bias that was told from public texts, with what a model lacks of these texts.
 
     The model reads texts and says at every place how likely each token is to come next; what it
     expects of a token is the sum of that. Of a token of which it expects k occurrences and there
     are n, the log-ratio is log((n + a) / (k + a)), a = `_SURE`: the posterior mean of n / k where
-    as many occurrences beforehand speak for 1. Counting costs nothing, and counts of few texts are
-    noise: n is of all texts, for as many tokens as the model reads.
+    as many occurrences beforehand speak for 1. So of each pair of tokens of the bias, of which the
+    model is to expect as many as with what its second token gets. Counting costs nothing, and
+    counts of few texts are noise: n is of all texts, for as many tokens as the model reads.
 
-    A model's text and what it was trained on differ after few steps of training. With the log-ratio
-    of users' text to these texts added, it is the log-ratio of users' text to what the model says:
-    by that its outputs are adjusted to other priors than it has learnt (Saerens, Latinne and
-    Decaestecker 2002).
+    A model's text and what it was trained on differ after few steps of training. The log-ratio of
+    users' text to these texts, and of them to what the model says, together are that of users' text
+    to what the model says: by that its outputs are adjusted to other priors than it has learnt
+    (Saerens, Latinne and Decaestecker 2002).
 
     Args:
+        told: log-ratios of users' text to these texts.
         model: a bundled short name, a folder or a hub name of a causal language model.
-        rows: tokens of public texts, of the model's tokenizer; at least one token. After
-            `_MOST_TOKENS` the model reads no further row.
-        seed: of the order in which it reads.
+        rows: tokens of public texts, of the model's tokenizer, at least one of each.
+            The model reads rows drawn from them, up to `_MOST_TOKENS`.
         device: as PyTorch names it; None chooses.
 
     Returns:
-        (V,) of the model's output.
+        Of the tokens of the model's output, and the pairs of `LogitBias.for_model`.
 
     Raises:
-        ConfigError: There is no token.
+        ConfigError: `told` is of more tokens than the model has.
         ModelError: The model cannot be used.
     """
     import torch
+    from scipy.sparse import csr_array
 
     network, tokenizer = load_pretrained(model, kind="causal", dtype="float32", device=device)
     begin = first_token(tokenizer)
     size = int(network.get_output_embeddings().weight.shape[0])
-    order = np.random.default_rng(seed).permutation(len(rows))
-    written = np.cumsum([len(rows[index]) for index in order.tolist()])
-    chosen = [rows[index] for index in order[: int(np.searchsorted(written, _MOST_TOKENS)) + 1]]
-    begun = [[begin, *row.tolist()] for row in chosen if len(row)]
-    if not begun:
-        raise ConfigError("there is nothing to compare a model with: no text has a token")
-    read = written[len(chosen) - 1] / written[-1]
-    counts = np.bincount(np.concatenate(rows), minlength=size) * read
-    expected = torch.zeros(size, dtype=torch.float64, device=network.device)
+    told = told.for_model(size, first_token=begin)
+    drawn = [rows[index] for index in np.random.default_rng(0).permutation(len(rows))]
+    written = np.cumsum([len(row) for row in drawn])
+    read = int(np.searchsorted(written, _MOST_TOKENS)) + 1
+    begun = [[begin, *row.tolist()] for row in drawn[:read]]
+    share = written[:read][-1] / written[-1]
+    table = bigram_table([], [], [], vocabulary=size) if told.bigrams is None else told.bigrams
+    every = table.tocoo()
+    numbered = csr_array((np.arange(table.nnz), table.indices, table.indptr), shape=table.shape)
+    counts = [np.bincount(np.concatenate(rows), minlength=size)]
+    if table.nnz:
+        found = np.concatenate([row[:-1] * size + row[1:] for row in rows])
+        places, known = find_bigrams(every.row.astype(np.int64) * size + every.col, found)
+        counts.append(np.bincount(places[known], minlength=table.nnz))
+
+    def expected_of(batch: list[int]) -> Float64Array:
+        texts = [begun[index] for index in batch]
+        likely = torch.softmax(next_token_logits(network, texts), dim=-1)
+        at = numbered[np.concatenate([text[:-1] for text in texts])].tocoo()
+        pairs = np.bincount(at.data, likely[at.row, at.col].double().cpu(), minlength=table.nnz)
+        return np.concatenate([likely.sum(0, dtype=torch.float64).cpu(), pairs])
+
     batches = batches_by_length(begun, range(len(begun)), vocabulary=size, most_logits=_LOGITS)
-
-    def expected_of(batch: list[int]) -> torch.Tensor:
-        logits = next_token_logits(network, [begun[index] for index in batch])
-        return torch.softmax(logits, dim=-1).sum(0, dtype=torch.float64)
-
-    for part in (side_by_side if is_small(network) else map)(expected_of, batches):
-        expected += part
-    found: Float64Array = np.log((counts + _SURE) / (expected.cpu().numpy() + _SURE))
-    return found
+    parts = (side_by_side if is_small(network) else map)(expected_of, batches)
+    expected = sum(parts, start=np.zeros(size + table.nnz))
+    observed = np.concatenate(counts) * share + _SURE
+    expected[size:] *= (observed / (expected + _SURE))[every.col]
+    lacks = np.log(observed / (expected + _SURE)).astype(np.float32)
+    values = (table.data + lacks[size:], table.indices, table.indptr)
+    return LogitBias(
+        tokens=told.tokens + lacks[:size],
+        bigrams=None if told.bigrams is None else csr_array(values, shape=table.shape),
+    )
 
 
 def load_plain(model: str | Path) -> tuple[Any, Any]:
@@ -151,10 +169,7 @@ def save_biased(model: str | Path, output: str | Path, bias: LogitBias) -> None:
     size = int(network.get_output_embeddings().weight.shape[0])
     biased = with_bias(network, bias.for_model(size, first_token=first_token(tokenizer)))
     pairs = biased.config.num_bigrams
-    said = (
-        f", and another one for {pairs:,} pairs of a token and the one before it" if pairs else ""
-    )
-    card = _CARD.format(inside=network.config.model_type, tokens=size, pairs=said)
+    card = _CARD.format(inside=network.config.model_type, tokens=size, pairs=pairs)
     built = output.with_name(f"{output.name}.built")
     save_model(biased, tokenizer, built)
     (built / "README.md").write_text(card, encoding="utf-8")

@@ -30,7 +30,7 @@ from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.directory import TRAINED_WRITER, WRITTEN, writer_in
 from flower_privsyn.strategies import JointSketch, JointSketchConfig, _token_sketch, joint_sketch
 from flower_privsyn.testing import EchoGenerator, flower_identity
-from flower_privsyn.training.bias import save_biased, unlearnt
+from flower_privsyn.training.bias import beyond_model, save_biased
 from flower_privsyn.training.selection import long_rows
 from flower_privsyn.training.tokens import first_token, scored, token_rows
 from tests.support.federation import asked, embedding_nodes, make_users
@@ -229,7 +229,8 @@ class TestARun:
         court = said["text"].index(" court")
         chosen = [record["text"] for record in lines(finished.run.path / "synthetic.jsonl")]
         rows = [np.array(row) for row in token_ids(load_tokenizer("privsyn-tiny")[0], chosen)]
-        not_learnt = unlearnt(models / "plain", rows)[court]
+        nothing = LogitBias(tokens=np.zeros(0, dtype=np.float32))
+        not_learnt = beyond_model(nothing, models / "plain", rows).tokens[court]
         trust = finished.run.state["summary"]["trust"]
         assert 0.05 < trust < 1.0
         beyond = float(network.token_bias[court]) / trust - not_learnt

@@ -9,12 +9,12 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from flower_privsyn.models.bias import LogitBias
+from flower_privsyn.models.bias import LogitBias, bigram_table
 from flower_privsyn.models.pretrained import load_pretrained
-from flower_privsyn.training.bias import save_biased, unlearnt
+from flower_privsyn.training.bias import beyond_model, save_biased
 
 
-class TestUnlearnt:
+class TestBeyondModel:
     @pytest.fixture
     def rows(self, llama: Path, texts: list[str]) -> list[np.ndarray]:
         tokenizer = AutoTokenizer.from_pretrained(llama)
@@ -22,44 +22,66 @@ class TestUnlearnt:
         return [np.array(row[: 5 + place], dtype=np.int64) for place, row in enumerate(found)]
 
     @pytest.fixture
-    def expected(self, llama: Path, rows: list[np.ndarray]) -> list[np.ndarray]:
+    def likely(self, llama: Path, rows: list[np.ndarray]) -> list[np.ndarray]:
+        """Of each row, what is likely at each of its places."""
         network, tokenizer = load_pretrained(llama, kind="causal", dtype="float32", device="cpu")
         found = []
         for row in rows:
-            begin = torch.tensor([[tokenizer.bos_token_id, *row.tolist()]])
+            begun = torch.tensor([[tokenizer.bos_token_id, *row.tolist()]])
             with torch.inference_mode():
-                logits = network(input_ids=begin).logits[0, :-1]
-            found.append(torch.softmax(logits.double(), dim=-1).sum(0).numpy())
+                logits = network(input_ids=begun).logits[0, :-1]
+            found.append(torch.softmax(logits.double(), dim=-1).numpy())
         return found
 
     def test_follows_the_definition(
-        self, llama: Path, rows: list[np.ndarray], expected: list[np.ndarray]
+        self, llama: Path, rows: list[np.ndarray], likely: list[np.ndarray]
     ) -> None:
-        counts = np.bincount(np.concatenate(rows), minlength=len(expected[0]))
-        found = unlearnt(llama, [*rows, np.zeros(0, dtype=np.int64)])
-        np.testing.assert_allclose(found, np.log((counts + 2) / (sum(expected) + 2)), atol=1e-4)
+        size = likely[0].shape[1]
+        counts = np.bincount(np.concatenate(rows), minlength=size)
+        lacks = np.log((counts + 2) / (np.concatenate(likely).sum(0) + 2))
+        first, second = int(rows[0][0]), int(rows[0][1])
+        table = bigram_table([first], [second], [0.5], vocabulary=size)
+        told = LogitBias(tokens=np.full(size, 0.25, dtype=np.float32), bigrams=table)
+        found = beyond_model(told, llama, rows)
+        np.testing.assert_allclose(found.tokens, 0.25 + lacks, atol=1e-4)
+        after = [
+            (row[place], of_row[place][second])
+            for row, of_row in zip(rows, likely, strict=True)
+            for place in range(1, len(row))
+            if row[place - 1] == first
+        ]
+        times = sum(token == second for token, _ in after)
+        expected = sum(share for _, share in after) * np.exp(lacks[second])
+        assert found.bigrams is not None
+        np.testing.assert_allclose(
+            found.bigrams.toarray()[first, second],
+            0.5 + np.log((times + 2) / (expected + 2)),
+            atol=1e-4,
+        )
 
     def test_counts_more_text_than_the_model_reads(
         self,
         llama: Path,
         rows: list[np.ndarray],
-        expected: list[np.ndarray],
+        likely: list[np.ndarray],
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         monkeypatch.setattr("flower_privsyn.training.bias._MOST_TOKENS", 1)
-        counts = np.bincount(np.concatenate(rows), minlength=len(expected[0]))
-        found = unlearnt(llama, rows)
+        counts = np.bincount(np.concatenate(rows), minlength=likely[0].shape[1])
+        nothing = LogitBias(tokens=np.zeros(len(counts), dtype=np.float32))
+        found = beyond_model(nothing, llama, rows)
         of_each = [
-            np.log((counts * len(row) / counts.sum() + 2) / (of_row + 2))
-            for row, of_row in zip(rows, expected, strict=True)
+            np.log((counts * len(of_row) / counts.sum() + 2) / (of_row.sum(0) + 2))
+            for of_row in likely
         ]
-        assert sum(np.allclose(found, of_row, atol=1e-4) for of_row in of_each) == 1
+        assert sum(np.allclose(found.tokens, of_row, atol=1e-4) for of_row in of_each) == 1
 
     def test_is_gone_once_it_is_a_bias(
         self, llama: Path, rows: list[np.ndarray], tmp_path: Path
     ) -> None:
         rows = rows * 20  # so often that no doubt is left
-        before = unlearnt(llama, rows)
-        save_biased(llama, tmp_path / "biased", LogitBias(tokens=before.astype(np.float32)))
-        after = unlearnt(tmp_path / "biased", rows)
-        assert np.abs(after).max() < 0.5 * np.abs(before).max()
+        nothing = LogitBias(tokens=np.zeros(0, dtype=np.float32))
+        before = beyond_model(nothing, llama, rows)
+        save_biased(llama, tmp_path / "biased", before)
+        after = beyond_model(nothing, tmp_path / "biased", rows)
+        assert np.abs(after.tokens).max() < 0.5 * np.abs(before.tokens).max()
