@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if error.ctx is not None:
             sys.stderr.write(f"{error.ctx.get_usage()}\n")
         return complain(error.format_message(), REFUSED)
-    except PrivsynError as error:
+    except (PrivsynError, PermissionError) as error:  # also of a folder that cannot be entered
         return complain(str(error), REFUSED)
     except KeyboardInterrupt:
         return complain("interrupted", INTERRUPTED)

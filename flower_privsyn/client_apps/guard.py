@@ -21,7 +21,7 @@ from flower_privsyn.client_apps.account import Charge, NodeLedger, planned_relea
 from flower_privsyn.client_apps.policy import DEFAULTS, NodePolicy
 from flower_privsyn.environment import NODE_POLICY
 from flower_privsyn.errors import ConfigError, NotAllowedError
-from flower_privsyn.files import expanded, sha256_of, user_path
+from flower_privsyn.files import expanded, os_errors_as, sha256_of, user_path
 from flower_privsyn.messages import wire
 from flower_privsyn.privacy import FixedSizeSampling, PoissonSampling, Release
 from flower_privsyn.secure_aggregation.keys import NodeKey
@@ -291,7 +291,8 @@ def find_policy(node_config: Mapping[str, Any]) -> NodePolicy:
     """
     named = str(node_config.get("policy", "") or os.environ.get(NODE_POLICY, ""))
     path = user_path(named) if named else policy_file()
-    return NodePolicy.read(path) if named or path.exists() else NodePolicy()
+    with os_errors_as(ConfigError, f"The node policy {path} cannot be read"):
+        return NodePolicy.read(path) if named or path.exists() else NodePolicy()
 
 
 def dataset_name(node_config: Mapping[str, Any], policy: NodePolicy) -> str:

@@ -112,8 +112,8 @@ def read_node_key(path: Path) -> NodeKey:
         text, mode = path.read_text(encoding="ascii"), path.stat().st_mode & 0o777
     except (OSError, ValueError):
         raise NotAllowedError(
-            f"This node has no key for secure aggregation at {path}; `privsyn node key --init` "
-            "makes one (--node-config 'node-key=\"...\"' names another file)."
+            f"This node can read no key for secure aggregation at {path}; `privsyn node key "
+            "--init` makes one (--node-config 'node-key=\"...\"' names another file)."
         ) from None
     if mode & 0o077:
         raise NotAllowedError(

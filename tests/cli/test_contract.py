@@ -137,6 +137,18 @@ def test_a_home_that_nobody_has_is_named(words: str, capsys: pytest.CaptureFixtu
     assert "~nouser/x: there is no home folder of ~nouser on this machine" in last
 
 
+@pytest.mark.usefixtures("owner")
+@pytest.mark.parametrize("words", ["inspect x", "resume x", "check x", "node policy"])
+def test_a_folder_that_cannot_be_entered_is_status_2(
+    words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, **_: bool) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    assert main(words.split()) == 2
+
+
 def test_an_unexpected_error_is_status_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
