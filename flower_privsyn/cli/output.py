@@ -7,11 +7,12 @@ text holds, it neither colours, moves nor tells a terminal anything.
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from typing import Any, Final, TextIO
 
 FAILED: Final = 1
@@ -37,9 +38,9 @@ def complain(sentence: str, status: int) -> int:
 
 
 def tell(line: str) -> None:
-    """Say on the standard error what is being done."""
-    sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()
+    """Say on the standard error what is being done; where nobody can be told, it is done still."""
+    with suppress(OSError):
+        sys.stderr.write(f"{line}\n")
 
 
 def number(value: float | None, *, none: str = "none") -> str:
@@ -55,7 +56,7 @@ def plain_line(text: str) -> str:
 
 def show_json(document: Any) -> int:
     """Print what was found as JSON; the exit status of a command that does nothing else."""
-    print(json.dumps(document, ensure_ascii=False, indent=2))
+    print(json.dumps(document, ensure_ascii="utf" not in sys.stdout.encoding.lower(), indent=2))
     return 0
 
 
@@ -89,20 +90,26 @@ class PlainStream:
     """A stream whose text has no control characters.
 
     Args:
-        stream: that is written to.
+        stream: that is written to; None of a process that was started without one.
+
+    Attributes:
+        encoding: of the stream.
     """
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream or io.StringIO()
+        self.encoding = self._stream.encoding or "utf-8"
 
     def write(self, text: str) -> int:
         r"""Write a text; its length.
 
         Sequences of control are left out, and other control characters become what JSON writes for
-        them, such as `\u001b`; ends of lines and tabs stay. JSON says the same as before.
+        them, such as `\u001b`; ends of lines and tabs stay. JSON says the same as before. What the
+        stream's encoding lacks, as in a Latin locale, is written by its number.
         """
-        plain = _SEQUENCE.sub("", text)
-        self._stream.write(_CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", plain))
+        plain = _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", _SEQUENCE.sub("", text))
+        self._stream.write(plain.encode(self.encoding, "backslashreplace").decode(self.encoding))
+        self._stream.flush()  # at the interpreter's end nobody would notice that it fails
         return len(text)
 
     def __getattr__(self, name: str) -> Any:

@@ -280,7 +280,7 @@ def _to_its_end(
     try:
         process.stdin.write(json.dumps(asked).encode() + b"\n")
         process.stdin.flush()
-        with _asked_to_stop(run) as stopping:
+        with _asked_to_stop(run, say) as stopping:
             for line in process.stdout:
                 said = json.loads(line)
                 if isinstance(said, str):
@@ -302,7 +302,7 @@ def _to_its_end(
 
 
 @contextlib.contextmanager
-def _asked_to_stop(run: RunDirectory) -> Iterator[threading.Event]:
+def _asked_to_stop(run: RunDirectory, say: Say) -> Iterator[threading.Event]:
     """Set once Ctrl-C asks a run that has begun to end after its open round; twice ends it at once.
 
     So does once, where no run has begun: nothing was spent.
@@ -314,9 +314,9 @@ def _asked_to_stop(run: RunDirectory) -> Iterator[threading.Event]:
             signal.default_int_handler(number, frame)
         stopping.set()
         run.owner.ask_to_stop()
-        sys.stderr.write(
+        say(
             "The run ends after its open round, so that none is charged for nothing; with no round "
-            "left it goes on to its end. Ctrl-C again ends it at once.\n"
+            "left it goes on to its end. Ctrl-C again ends it at once."
         )
 
     before = signal.signal(signal.SIGINT, asked)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import signal
@@ -15,6 +16,7 @@ import pytest
 
 from flower_privsyn.cli import main
 from flower_privsyn.cli.app import privsyn
+from flower_privsyn.cli.output import tell
 from flower_privsyn.report import summary
 from flower_privsyn.run import RunDirectory
 from tests.support.checked import users_file
@@ -147,6 +149,22 @@ def test_a_folder_that_cannot_be_entered_is_status_2(
 
     monkeypatch.setattr(Path, "stat", refuse)
     assert main(words.split()) == 2
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8", ""])
+def test_it_says_what_it_can_where_it_can(
+    encoding: str, run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.write_synthetic([{"text": "ü ∀ \U0001f600", "round": 2, "parent": None, "source": "x"}])
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding=encoding) if encoding else None  # closed by the shell
+    monkeypatch.setattr(sys, "stdout", stream)
+    assert main(["inspect", str(run.path), "--json"]) == 0
+    if encoding:
+        assert json.loads(raw.getvalue().decode(encoding))["samples"] == ["ü ∀ \U0001f600"]
+    with Path("/dev/null").open() as unwritable:
+        monkeypatch.setattr(sys, "stderr", unwritable)
+        tell("what is done all the same")
 
 
 def test_an_unexpected_error_is_status_1(

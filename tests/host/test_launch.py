@@ -237,10 +237,10 @@ def test_ctrl_c_asks_a_run_to_end_and_twice_ends_it_at_once(tmp_path: Path) -> N
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     run = RunDirectory(tmp_path / "run")
     try:
-        with pytest.raises(KeyboardInterrupt), launch._asked_to_stop(run):
+        with pytest.raises(KeyboardInterrupt), launch._asked_to_stop(run, print):
             signal.raise_signal(signal.SIGINT)
         run = RunDirectory.create(run.path, config={})
-        with launch._asked_to_stop(run) as stopping:
+        with launch._asked_to_stop(run, print) as stopping:
             signal.raise_signal(signal.SIGINT)
             assert stopping.is_set()
             with pytest.raises(KeyboardInterrupt):
