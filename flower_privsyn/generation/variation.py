@@ -125,7 +125,6 @@ class MaskFill:
                 f"max-tokens = {max_tokens} must be at most {most} for variation-model = {model}"
             )
         self._banned = self._find_banned_tokens()
-        self._is_small = is_small(self._model)
 
     def vary(
         self,
@@ -164,7 +163,7 @@ class MaskFill:
                 self._fill([rows[index] for index in chosen])
             return chosen
 
-        for chosen in side_by_side(fill, batches) if self._is_small else map(fill, batches):
+        for chosen in (side_by_side if is_small(self._model) else map)(fill, batches):
             decoded = self._tokenizer.batch_decode(
                 [rows[index].tokens[rows[index].content] for index in chosen],
                 skip_special_tokens=True,

@@ -142,16 +142,14 @@ class SketchThenTraining(ReleaseThenTraining):
         return self._made
 
     def finish(self, state: State) -> dict[str, Any]:
-        """Write the model, and with it the bias under which it was trained, or which it lacks."""
+        """Write the model, and with it the bias under which it was trained."""
         release = self.place.released(FIRST_ROUND)
         if release is None:
             return super().finish(state)
         figures, plain = self.written(state, PLAIN_MODEL), self.run.path / PLAIN_MODEL
         student, final = self._student(release), self.run.path / TRAINED_MODEL
-        if (bias := LogitBias.of_arrays(_bias_in(state))) is not None:
-            save_biased(plain, final, bias)
-        else:
-            student.add_bias(plain, final)
+        none = LogitBias(tokens=np.zeros(0, dtype=np.float32))
+        save_biased(plain, final, LogitBias.of_arrays(_bias_in(state)) or none)
         return {
             **figures,
             **student.figures,

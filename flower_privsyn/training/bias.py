@@ -142,7 +142,7 @@ def load_plain(model: str | Path) -> tuple[Any, Any]:
     return network, tokenizer
 
 
-def save_biased(model: str | Path, output: str | Path, bias: LogitBias) -> None:
+def save_biased(model: str | Path, output: Path, bias: LogitBias) -> None:
     """Write a folder with a model and a bias; the plain model stays as it is.
 
     Formal guarantee:
@@ -161,7 +161,6 @@ def save_biased(model: str | Path, output: str | Path, bias: LogitBias) -> None:
         ConfigError: The bias is of more tokens than the model has.
         ModelError: The model cannot be loaded or has a bias, or `output` holds something else.
     """
-    output = Path(output)
     storage.refuse_other(output, holds=storage.MODEL)
     network, tokenizer = load_plain(model)
     from flower_privsyn.models.biased import with_bias
