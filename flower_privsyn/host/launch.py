@@ -173,9 +173,9 @@ def resume_run(
         run.refuse_finished()
     if not (launch or app):
         raise RunDirectoryError(
-            f"{owner.path} holds nothing that you started by `privsyn run`, and what {run_path} "
-            "says is not run: it may be somebody else's. Name the app: privsyn resume "
-            f"{files.quoted(run_path)} --app APP"
+            f"{owner.path} holds nothing that you started by `privsyn run` with this home folder, "
+            f"and what {run_path} says is not run: it may be somebody else's. Name the app and, "
+            f"by --set, what the run was given: privsyn resume {files.quoted(run_path)} --app APP"
         )
     app = app or load_app(launch["app"])
     launch = launch or _asked(app, resolve_config(app) if values is None else values)
