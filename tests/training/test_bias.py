@@ -42,7 +42,7 @@ class TestBeyondModel:
         first, second = int(rows[0][0]), int(rows[0][1])
         table = bigram_table([first], [second], [0.5], vocabulary=size)
         told = LogitBias(tokens=np.full(size, 0.25, dtype=np.float32), bigrams=table)
-        found = beyond_model(told, llama, rows)
+        found = beyond_model(told, llama, [*rows, np.zeros(0, dtype=np.int64)])
         np.testing.assert_allclose(found.tokens, 0.25 + lacks, atol=1e-4)
         after = [
             (row[place], of_row[place][second])
