@@ -237,7 +237,7 @@ class TransformersGenerator:
             ) from error
         # Templates write the token that texts begin with, and so does the tokenizer.
         begin = tokenizer.bos_token
-        if begin and tokenizer("")["input_ids"]:
+        if begin and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]:
             prompts = [prompt.removeprefix(begin) for prompt in prompts]
         return prompts
 
@@ -265,6 +265,10 @@ class TransformersGenerator:
             around = [[] if token is None else [token] for token in (begin, end)]
             after = around[1] if self._reads_apart else []
             rows = [[*around[0], *row, *after] for row in rows]
+        else:  # nobody goes on with a text that a template has ended
+            mask = self._tokenizer("a", return_special_tokens_mask=True)["special_tokens_mask"]
+            behind = mask[::-1].index(0) if 0 in mask else 0
+            rows = [row[: len(row) - behind] for row in rows]
         truncated = 0
         for index, row in enumerate(rows):
             if not row:
@@ -301,8 +305,6 @@ class TransformersGenerator:
         import torch
         from torch.nn.utils.rnn import pad_sequence
 
-        padding = self._tokenizer.pad_token_id
-        padding = padding if padding is not None else next(iter(self._end_tokens), 0)
         # An encoder counts positions from the left, padding included.
         side = "right" if self._reads_apart else "left"
         uniforms = np.stack(
@@ -311,7 +313,8 @@ class TransformersGenerator:
         with torch.inference_mode():
             shared, cache = self._beginning(rows)
             read = [torch.tensor(row[shared:]) for row in rows]
-            tokens = pad_sequence(read, True, padding, side)  # (p, t)
+            # With any token that has a row: a tokenizer's padding may have none, and none is seen.
+            tokens = pad_sequence(read, True, 0, side)  # (p, t)
             seen = pad_sequence([torch.ones_like(row) for row in read], True, 0, side)  # (p, t)
             seen = torch.cat([seen.new_ones(len(seen), shared), seen], dim=1)
             device = self._model.device
@@ -390,7 +393,7 @@ class TransformersGenerator:
                 drawn = drawn[kept]
                 alive = [sample for sample, going in zip(alive, running, strict=True) if going]
                 running = [True] * len(alive)
-            given = self._next_inputs(given, drawn[:, None])
+            given = self._next_inputs(given, drawn[:, None], cache)
         return written
 
     def _first_inputs(self, tokens: torch.Tensor, seen: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -412,9 +415,9 @@ class TransformersGenerator:
         }
 
     def _next_inputs(
-        self, given: dict[str, torch.Tensor], drawn: torch.Tensor
+        self, given: dict[str, torch.Tensor], drawn: torch.Tensor, cache: Any
     ) -> dict[str, torch.Tensor]:
-        """What it is given then: (b, 1) new tokens, and the old ones where it has no cache."""
+        """What it is given then: (b, 1) new tokens, and the old ones where it gives no cache."""
         import torch
 
         if self._reads_apart:
@@ -426,13 +429,13 @@ class TransformersGenerator:
         }
         if "position_ids" in given:
             grown["position_ids"] = given["position_ids"][:, -1:] + 1
-        if not self._cache_name:
+        if cache is None:
             for name in grown.keys() - {"attention_mask"}:
                 grown[name] = torch.cat([given[name], grown[name]], dim=-1)
         return grown
 
     def _logits(self, given: dict[str, torch.Tensor], cache: Any) -> tuple[torch.Tensor, Any]:
-        """The logits of the next token, (rows, v), and the cache; None where a model has none."""
+        """The logits of the next token, (rows, v), and the cache; None where a model gives none."""
         import torch
         from transformers.modeling_outputs import BaseModelOutput
 
@@ -502,14 +505,10 @@ class TransformersGenerator:
     def _decode(self, prompt: Sequence[int], tokens: Sequence[int], stop: tuple[str, ...]) -> str:
         """Turn tokens into text as it follows the prompt, and cut it at a stop string."""
         context = list(prompt[-_CONTEXT_TOKENS:])
-        before, full = map(
-            str,
-            self._tokenizer.batch_decode(
-                [context, context + list(tokens)], skip_special_tokens=True
-            ),
-        )
+        both = [context, context + list(tokens)]
+        before, full = self._tokenizer.batch_decode(both, skip_special_tokens=True)
         if full.startswith(before):
-            text = full[len(before) :]
+            text: str = full[len(before) :]
         else:
             # The prompt ends inside a character that the first token completes.
             text = str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
@@ -535,9 +534,8 @@ class TransformersGenerator:
 
     def _find_end_tokens(self) -> frozenset[int]:
         configured = self._model.generation_config.eos_token_id
-        found = {self._tokenizer.eos_token_id}
-        found.update(configured if isinstance(configured, list) else [configured])
-        return frozenset(token for token in found if token is not None)
+        several = configured if isinstance(configured, list) else [configured]
+        return frozenset({self._tokenizer.eos_token_id, *several} - {None})
 
 
 def _repeated(given: dict[str, torch.Tensor], times: int) -> dict[str, torch.Tensor]:

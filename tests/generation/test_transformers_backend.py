@@ -6,6 +6,7 @@ import logging
 import shutil
 from collections import Counter
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from tokenizers.processors import TemplateProcessing
 
 from flower_privsyn.errors import GenerationError
 from flower_privsyn.generation import SamplingParameters, TransformersGenerator
@@ -72,6 +74,19 @@ def test_greedy_continuations_equal_the_librarys(name: str, request: pytest.Fixt
     assert bool(generator._cache_name) == (folder != bundled)
     found = generator.generate(PROMPTS, sampling=GREEDY)
     assert [texts[0] for texts in found] == _library_greedy(folder, PROMPTS)
+
+
+def test_what_a_folder_adds_or_keeps_to_itself_changes_no_text(
+    llama: Path, tmp_path: Path, generator: TransformersGenerator
+):
+    """The end after every text, padding without a row; and a cache, as RecurrentGemma keeps it."""
+    model, tokenizer = load_pretrained(llama, kind="causal", dtype="float32", device="cpu")
+    tokenizer.add_special_tokens({"pad_token": "<none>"})
+    ends = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)])
+    tokenizer.backend_tokenizer.post_processor = ends
+    other = TransformersGenerator(save(tmp_path, model, tokenizer), dtype="float32")
+    other._model.register_forward_hook(lambda *said: setattr(said[-1], "past_key_values", None))
+    assert other.generate(PROMPTS, sampling=GREEDY) == generator.generate(PROMPTS, sampling=GREEDY)
 
 
 @pytest.fixture
@@ -142,7 +157,9 @@ def test_the_first_token_has_the_models_distribution(llama: Path, generator: Tra
     assert stats.chisquare(observed, expected).pvalue > 1e-4
 
 
-def test_stop_strings_end_a_continuation_and_the_work(generator: TransformersGenerator):
+def test_stop_strings_end_a_continuation_and_the_work(
+    generator: TransformersGenerator, monkeypatch: pytest.MonkeyPatch
+):
     free = generator.generate(PROMPTS, num_samples=8, sampling=SAMPLED)
     stop = ("er", "in")
     steps = []
@@ -152,20 +169,9 @@ def test_stop_strings_end_a_continuation_and_the_work(generator: TransformersGen
         steps.append(named["input_ids"].shape[0])
         return inner(*arguments, **named)
 
-    generator._model.forward = counted
-    try:
-        found = generator.generate(
-            PROMPTS,
-            num_samples=8,
-            sampling=SamplingParameters(seed=3, max_new_tokens=24, stop=stop),
-        )
-    finally:
-        del generator._model.forward
-    for cut, whole in zip(
-        [text for texts in found for text in texts],
-        [text for texts in free for text in texts],
-        strict=True,
-    ):
+    monkeypatch.setattr(generator._model, "forward", counted)
+    found = generator.generate(PROMPTS, num_samples=8, sampling=replace(SAMPLED, stop=stop))
+    for cut, whole in zip(chain(*found), chain(*free), strict=True):
         ends = [whole.find(text) for text in stop if text in whole]
         assert cut == (whole[: min(ends)] if ends else whole)
     assert any(len(a[0]) < len(b[0]) for a, b in zip(found, free, strict=True))
@@ -177,16 +183,10 @@ def test_stop_strings_end_a_continuation_and_the_work(generator: TransformersGen
 
 def test_an_end_token_ends_a_continuation(llama: Path, tmp_path: Path):
     """A model that writes </s> as soon as it may, and one whose configuration ends elsewhere."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(llama)
-    model = AutoModelForCausalLM.from_pretrained(llama)
-    with torch.no_grad():
-        model.model.norm.weight.zero_()  # all logits equal: the first token of all is taken
+    model, tokenizer = load_pretrained(llama, kind="causal", dtype="float32", device="cpu")
+    model.model.norm.weight.zero_()  # all logits equal: the first token of all is taken
     model.generation_config.eos_token_id = [0, 2]
-    model.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    generator = TransformersGenerator(tmp_path, dtype="float32")
+    generator = TransformersGenerator(save(tmp_path, model, tokenizer), dtype="float32")
     assert generator.generate(PROMPTS, sampling=GREEDY) == [[""]] * 4
 
 
@@ -230,10 +230,12 @@ def test_decoding_keeps_the_blank_and_shared_characters(generator: TransformersG
     assert generator._decode([5], [*generator._tokenizer("a ")["input_ids"], emoji[0]], ()) == "a "
 
 
-def test_sentencepiece_style_blanks_are_kept(llama: Path, tmp_path: Path):
+def test_sentencepiece_style_blanks_are_kept(
+    generator: TransformersGenerator, monkeypatch: pytest.MonkeyPatch
+):
     """Llama's own tokenizer drops the blank of a first token when it is decoded alone."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
     inner = Tokenizer(models.BPE(unk_token="<unk>"))
     inner.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -247,9 +249,7 @@ def test_sentencepiece_style_blanks_are_kept(llama: Path, tmp_path: Path):
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=inner, unk_token="<unk>", bos_token="<s>", eos_token="</s>"
     )
-    AutoModelForCausalLM.from_pretrained(llama).save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    generator = TransformersGenerator(tmp_path, dtype="float32")
+    monkeypatch.setattr(generator, "_tokenizer", tokenizer)
     words = tokenizer("the river waits", add_special_tokens=False)["input_ids"]
     head = tokenizer("the", add_special_tokens=False)["input_ids"]
     assert tokenizer.decode(words[len(head) :]) == "river waits"
