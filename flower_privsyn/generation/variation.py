@@ -14,6 +14,7 @@ import numpy as np
 from flower_privsyn.errors import ConfigError, ModelError
 from flower_privsyn.generation import streams
 from flower_privsyn.generation.backends import ProgressCallback, text_seeds
+from flower_privsyn.models.library import failures_as
 from flower_privsyn.models.pretrained import Precision, load_pretrained, logits_at, special_tokens
 from flower_privsyn.models.threads import is_small, side_by_side
 
@@ -103,7 +104,7 @@ class MaskFill:
             device: As PyTorch names it; None takes the first GPU, else the CPU.
 
         Raises:
-            ConfigError: `max_tokens` is more than the model reads.
+            ConfigError: `max_tokens` is more than the model reads, or it fills no text.
             ModelError: The model cannot be found or is no masked language model.
             MissingExtraError: PyTorch or Transformers is not installed.
         """
@@ -119,12 +120,11 @@ class MaskFill:
         if self._tokenizer.mask_token_id is None:
             raise ModelError(f"model {str(model)!r} has no mask token in its tokenizer")
         self._max_tokens = max_tokens
-        most = int(self._tokenizer.model_max_length) - self._tokenizer.num_special_tokens_to_add()
-        if max_tokens > most:
-            raise ConfigError(
-                f"max-tokens = {max_tokens} must be at most {most} for variation-model = {model}"
-            )
         self._banned = self._find_banned_tokens()
+        # Tried: many a tokenizer does not say how far its model counts.
+        unfit = f"variation-model = {model} cannot fill texts of max-tokens = {max_tokens}"
+        with failures_as(ConfigError, unfit):
+            self.vary(["a " * max_tokens], seed=0)
 
     def vary(
         self,
@@ -260,15 +260,15 @@ class MaskFill:
         output_size = int(self._model.get_output_embeddings().weight.shape[0])
         special = special_tokens(self._tokenizer)
         texts = self._tokenizer.batch_decode([[number] for number in range(len(self._tokenizer))])
-        allowed = [
-            number not in special and bool(text) and "\ufffd" not in text and not _is_unwanted(text)
-            for number, text in enumerate(texts)
-        ]
-        if not any(allowed[:output_size]):
+        allowed = {
+            number
+            for number, text in enumerate(texts[:output_size])
+            if number not in special and text and "\ufffd" not in text and not _is_unwanted(text)
+        }
+        if not allowed:
             raise ModelError(f"{self.name}: its tokenizer holds no token that may be drawn")
-        mask = torch.ones(output_size, dtype=torch.bool)
-        mask[: len(allowed)] = ~torch.tensor(allowed)[:output_size]
-        return mask.nonzero()[:, 0].to(self._model.device)
+        banned = sorted(set(range(output_size)) - allowed)
+        return torch.tensor(banned, dtype=torch.int64, device=self._model.device)
 
 
 @dataclass

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flower_privsyn.errors import ConfigError
 from flower_privsyn.generation import MaskFill, Variation
 
 SPECIAL = ("<pad>", "<s>", "</s>", "<unk>", "<mask>", "[PAD]", "[CLS]", "[SEP]", "[MASK]", "[UNK]")
@@ -84,7 +85,9 @@ def test_special_tokens_are_never_written(
 
 def test_text_that_is_not_masked_survives_unchanged(roberta: Path):
     """One masked token: everything but that place must be the original, blanks included."""
-    fill = MaskFill(roberta, dtype="float32", mask_fraction=0.01, num_steps=1)
+    with pytest.raises(ConfigError, match="max-tokens = 66"):  # the rest of which it cannot read
+        MaskFill(roberta, max_tokens=66)
+    fill = MaskFill(roberta, dtype="float32", mask_fraction=0.01, num_steps=1, max_tokens=65)
     text = "The  river walks,\nslowly — «over» naïve 字 🙂 gardens (again)..."
     for seed in range(30):
         varied = fill.vary([text], seed=seed)[0]
