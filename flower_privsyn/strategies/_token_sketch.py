@@ -27,7 +27,7 @@ from flower_privsyn.training.bias import beyond_model, load_plain, save_biased
 from flower_privsyn.training.causal import FineTuning, fine_tune
 from flower_privsyn.training.distillation import Distillation, check_same_tokens, load_teacher
 from flower_privsyn.training.selection import Selection, choose, long_rows
-from flower_privsyn.training.tokens import check_window
+from flower_privsyn.training.tokens import check_window, first_token
 
 Float64Array = npt.NDArray[np.float64]
 
@@ -237,10 +237,11 @@ def check_student(config: SketchedStudentConfig, begins: str) -> None:
     Raises:
         ConfigError: the teacher has other tokens, one of them cannot read a row of `max_tokens`,
             or the model predicts fewer tokens than it has.
-        ModelError: a model is not on this machine, is no causal language model, or has a bias where
-            it is to get one.
+        ModelError: a model is not on this machine, is no causal language model, has a bias where it
+            is to get one, or no token to begin a text with.
     """
     network, tokenizer = load_plain(begins)
+    first_token(tokenizer)  # stands before every row
     predicted = int(network.get_output_embeddings().weight.shape[0])
     if len(tokenizer) > predicted:
         raise ConfigError(

@@ -32,7 +32,7 @@ from flower_privsyn.errors import ConfigError
 from flower_privsyn.generation import Expand, TextGenerator
 from flower_privsyn.generation.backends import derive_seed
 from flower_privsyn.generation.generators import ExpandingSettings, load_generator, runs_elsewhere
-from flower_privsyn.models.library import import_extra
+from flower_privsyn.models.adapters import with_adapters
 from flower_privsyn.models.pretrained import load_pretrained
 from flower_privsyn.queries import Query
 from flower_privsyn.report.sketch_file import SELECTED
@@ -47,6 +47,7 @@ from flower_privsyn.strategies._token_sketch import (
     check_student,
 )
 from flower_privsyn.training.selection import long_rows
+from flower_privsyn.training.tokens import first_token
 
 #: Of a generator that learns from the chosen text: more make it write what it read.
 _STEPS: Final = 8
@@ -246,17 +247,18 @@ class AskedOnce(Method):
 
     def _refuse_untrainable(self) -> None:
         """Refuse a generator that is to learn and cannot, before anybody is asked."""
-        config = self.config
+        name = self.config.generator
         if not self._steps:
             return
-        if self.given_writer is not None or runs_elsewhere(config.generator):
+        if self.given_writer is not None or runs_elsewhere(name):
             raise ConfigError(
                 f"generator-steps = {self._steps} trains the generator in this process, which an "
                 "address, a GGUF file or an object of one's own cannot be: a bundled name, a "
                 "folder or a hub name, or no generator-steps"
             )
-        import_extra("peft", needed_by=f"generator-steps = {self._steps}", extra="server")
-        load_pretrained(config.generator, kind="causal", dtype="float32", device="cpu")
+        network, tokenizer = load_pretrained(name, kind="causal", dtype="float32", device="cpu")
+        with_adapters(network, name=name, rank=1, alpha=1, seed=0)
+        first_token(tokenizer)
 
 
 @final

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from flwr.app import Message
+from transformers import MambaConfig, MambaForCausalLM
 
 from flower_privsyn import environment
 from flower_privsyn.cli import main
@@ -36,6 +37,7 @@ from flower_privsyn.training.tokens import first_token, scored, token_rows
 from tests.support.federation import asked, embedding_nodes, make_users
 from tests.support.generation_server import Server
 from tests.support.launched import launched
+from tests.support.models import byte_level, save
 from tests.support.probe import Killed
 from tests.support.run_files import lines, release, releases
 from tests.support.small_runs import small_run
@@ -415,6 +417,8 @@ class TestSettings:
         [
             ({"model": "BIASED"}, "has a bias already: give the model without it"),
             ({"teacher": "LLAMA"}, "teacher must have the tokens of"),
+            ({"model": "MAMBA", "teacher": ""}, "no token to begin a text with"),
+            ({"synthesis": "written", "generator": "MAMBA", "generator_steps": 1}, "no LoRA"),
             ({"max_tokens": 600}, 'model = "privsyn-tiny" reads at most 511 tokens .* rows of 600'),
             (
                 {"synthesis": "written", "generator": "gguf:a", "generator_steps": 1},
@@ -431,15 +435,20 @@ class TestSettings:
         changes: dict[str, Any],
         sentence: str,
     ) -> None:
-        made = {"LLAMA": llama}
+        made = {"LLAMA": str(llama)}
         if "BIASED" in changes.values():
-            made["BIASED"] = tmp_path / "biased"
-            save_biased("privsyn-tiny", made["BIASED"], a_bias())
-        changed = {key: str(made.get(value, value)) for key, value in changes.items()}
-        changed |= {key: value for key, value in changes.items() if isinstance(value, int)}
+            save_biased("privsyn-tiny", tmp_path / "biased", a_bias())
+            made["BIASED"] = str(tmp_path / "biased")
+        if "MAMBA" in changes.values():
+            tokenizer = byte_level(template=False)
+            tokenizer.bos_token = tokenizer.eos_token = None
+            shape = MambaConfig(vocab_size=len(tokenizer), hidden_size=8, num_hidden_layers=1)
+            made["MAMBA"] = str(save(tmp_path / "mamba", MambaForCausalLM(shape), tokenizer))
+        changed = {key: made.get(value, value) for key, value in changes.items()}
         federated = federation()
         settings = config(**changed | {"least_row_tokens": 1})
-        strategy = JointSketch(settings, generator=EchoGenerator())
+        writer = None if "generator" in changes else EchoGenerator()
+        strategy = JointSketch(settings, generator=writer)
         with pytest.raises(PrivsynError, match=sentence):
             strategy.start(federated)
         assert asked(federated) == []
