@@ -139,10 +139,9 @@ def evaluate_language_model(
     shown: Progress = progress or Progress()
     with shown.stage(f"Held-out text under {Path(model).name}", len(texts)) as stage:
         rows, begin = token_rows(tokenizer, texts), first_token(tokenizer)
-        unknown: Any = getattr(tokenizer, "unk_token_id", None)
-        # A byte-level tokenizer may name its beginning token as the unknown one; it knows every
-        # byte.
-        unknown = None if unknown == begin else unknown
+        # By its rules: a folder may name none beside them, or, of bytes, one that is no text's.
+        rules = tokenizer.backend_tokenizer
+        unknown = rules.token_to_id(getattr(rules.model, "unk_token", tokenizer.unk_token) or "")
         nats, correct, correct_unknown = scored(
             network, rows, begin=begin, window=window, marked=unknown, progress=stage.update
         )

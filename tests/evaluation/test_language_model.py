@@ -144,10 +144,9 @@ def test_accuracy_of_known_words_counts_neither_unknown_ones_nor_ends(tmp_path: 
     PreTrainedTokenizerFast(
         tokenizer_object=made,
         pad_token="<pad>",
-        unk_token="<unk>",
         bos_token="<s>",
         eos_token="</s>",
-    ).save_pretrained(folder)
+    ).save_pretrained(folder)  # which does not say what stands for the unknown
     # Said: unknown, the; unknown, unknown, unknown. Written: the, the; unseen, unseen, river.
     found = evaluate_language_model(folder, ["the the", "unseen unseen river"], device="cpu")
     assert (found.tokens, found.unknown_tokens) == (5, 2)
