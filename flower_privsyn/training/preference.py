@@ -211,8 +211,10 @@ class _Training:
             rows = [{"prompt": pair.prompt, "completion": pair.chosen} for pair in pairs]
         else:
             rows = [asdict(pair) for pair in pairs]
-        if tokenizer.pad_token is None:
-            tokenizer.pad_token = tokenizer.eos_token
+        # Nothing is learnt of padding, but it is looked up: some are added without a row.
+        known = len(self._policy.get_input_embeddings().weight)
+        if tokenizer.pad_token is None or tokenizer.pad_token_id >= known:
+            tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
         # TRL ends every response with it, also one that was cut short: the end is the caller's.
         tokenizer.eos_token = ""
         batch, most = settings.training_batch_size, settings.training_micro_batch_size

@@ -33,6 +33,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tie_word_embeddings=True,
         attention_dropout=0.5,  # must not reach the loss
     )
+    tokenizer.add_special_tokens({"pad_token": "<none>"})  # after the model, so without a row
     folder = tmp_path_factory.mktemp("tiny")
     LlamaForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
