@@ -227,13 +227,12 @@ def training_rows(
     begin, end = first_token(tokenizer), tokenizer.eos_token_id
     closing = [int(end)] if settings.train_on_eos and end is not None else []
     sequences = [[*row, *closing] for row in token_rows(tokenizer, texts) if row]
-    pieces = [
+    return [
         [begin, *sequence[start : start + window]]
         for sequence in sequences
         for start in range(0, len(sequence), window)
         if start == 0 or settings.long_texts == "split"
     ]
-    return [piece for piece in pieces if len(piece) > 1]
 
 
 class _Training:

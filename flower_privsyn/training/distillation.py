@@ -100,8 +100,7 @@ def check_same_tokens(
     """
     ours, theirs = load_tokenizer(student), load_tokenizer(teacher)
     known, taught = ours.get_vocab(), theirs.get_vocab()
-    same = known == taught and first_token(ours) == first_token(theirs)
-    if not same:
+    if known != taught or first_token(ours) != first_token(theirs):
         shared = sum(taught.get(token) == number for token, number in known.items())
         raise ConfigError(
             f"{setting} must have the tokens of {str(student)!r}, whose "
