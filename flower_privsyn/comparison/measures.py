@@ -324,8 +324,7 @@ def expanded_public(job: Job, measures: Measures) -> dict[str, Any]:
         whole_sentences=True,
     )
     texts = _expanded(job, known, source="public")
-    costs = {**_NO_COSTS, "server_seconds": time.monotonic() - begun}
-    return measures.of_text(job, texts, costs)
+    return measures.of_text(job, texts, {**_NO_COSTS, "server_seconds": time.monotonic() - begun})
 
 
 def expanded_private(job: Job, measures: Measures) -> dict[str, Any]:

@@ -121,9 +121,7 @@ class PublicCorpus:
                 f'{self.setting} = "{self.source}": {place} cannot be read ({reason})'
             ) from error
 
-    def pieces(
-        self, chunking: Chunking, *, tokenizer: Any, at_sentences: bool = False
-    ) -> Iterator[list[str]]:
+    def pieces(self, chunking: Chunking, *, tokenizer: Any) -> Iterator[list[str]]:
         """The pieces of each document, as `Chunking.pieces` cuts it.
 
         Raises:
@@ -132,7 +130,7 @@ class PublicCorpus:
         """
         documents = self.documents()
         while part := list(itertools.islice(documents, _DOCUMENTS)):
-            yield from chunking.pieces(part, tokenizer=tokenizer, at_sentences=at_sentences)
+            yield from chunking.pieces(part, tokenizer=tokenizer)
 
     def _rows(self) -> Iterator[tuple[str, object]]:
         """What stands in each place, and where that is."""

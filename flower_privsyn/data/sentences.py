@@ -6,13 +6,23 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-#: Quotation marks and brackets that close after a stop: ", ', and the curved and angled ones.
-_CLOSING: Final = "\"'\u201d\u2019\u00bb)\\]"
+#: Letters of scripts without blanks between words: Thai, Lao, Burmese, Khmer, Japanese, Chinese.
+UNSPACED: Final = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u9fff\U00020000-\U0003ffff"
 
-#: The end of a sentence: a stop, what closes after it, then white space or the end of the text. The
-#: full-width stops of East Asian text need no white space.
+#: A word, with its punctuation: what stands between white space, or two letters of such a script.
+WORD: Final = re.compile(rf"[{UNSPACED}]{{1,2}}[^\w\s]*|[^\s{UNSPACED}]+")
+
+#: Quotation marks and brackets that close after a stop: ", ', the curved, angled and full-width.
+_CLOSING: Final = "\"'\u201d\u2019\u00bb)\\]\u300b\u300d\u300f\u3011\uff09"
+
+#: Stops that end a sentence before white space or the end of the text, those of Arabic among them.
+_STOPS: Final = ".!?\u2026\u061f\u06d4\u0589"
+
+#: The end of a sentence: stops and what closes after them. Those of East Asia, India and Ethiopia
+#: need no white space.
 _END: Final = re.compile(
-    rf"(?:[.!?\u2026]+[{_CLOSING}]*(?=\s|$)|[\u3002\uff01\uff1f]+[{_CLOSING}\u300d\u300f]*)"
+    rf"(?<![{_STOPS}])[{_STOPS}]+[{_CLOSING}]*(?=\s|$)"
+    rf"|[\u3002\uff01\uff1f\uff61\u0964\u0965\u104b\u1362\u17d4\u17d5]+[{_CLOSING}]*"
 )
 
 #: Words whose full stop ends no sentence; single capitals are initials.
@@ -64,8 +74,7 @@ def whole_sentences(text: str) -> str:
     >>> whole_sentences("It rained. We stayed in")
     'It rained.'
     """
-    ends = sentence_ends(text)
-    return text[: ends[-1]] if ends else ""
+    return text[: max(sentence_ends(text), default=0)]
 
 
 def is_whole(text: str) -> bool:
@@ -77,6 +86,11 @@ def is_whole(text: str) -> bool:
     stripped = text.strip()
     first = next((letter for letter in stripped if letter.isalnum()), "")
     return bool(first) and not first.islower() and whole_sentences(stripped) == stripped
+
+
+def is_fragment(text: str) -> bool:
+    """Whether a text is not made of whole sentences, or of fewer than `LEAST_WORDS` words."""
+    return not is_whole(text) or len(WORD.findall(text)) < LEAST_WORDS
 
 
 def mostly_whole(texts: Sequence[str]) -> bool:
@@ -101,4 +115,4 @@ def sentences_inside(piece: str, *, before: str = "") -> str:
     inside = before.strip() != whole_sentences(before.strip())
     begin = ends[0] if ends and inside else 0
     found = piece[begin : ends[-1]].strip() if ends else ""
-    return found if is_whole(found) and len(found.split()) >= LEAST_WORDS else ""
+    return "" if is_fragment(found) else found

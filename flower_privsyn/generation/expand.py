@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from flower_privsyn.data.sentences import LEAST_WORDS, is_whole, mostly_whole, whole_sentences
+from flower_privsyn.data.sentences import WORD, is_fragment, mostly_whole, whole_sentences
 from flower_privsyn.errors import GenerationError
 from flower_privsyn.generation import streams
 from flower_privsyn.generation.backends import (
@@ -272,9 +272,9 @@ class Expanded:
         reason = unusable(cut or text, examples=examples, known=self._known)
         if reason or not self._whole:
             return reason
-        words = cut.split()
-        if len(words) < LEAST_WORDS or not is_whole(cut):
+        if is_fragment(cut):
             return "no-sentence"
+        words = WORD.findall(cut)
         triples = list(zip(words, words[1:], words[2:], strict=False))
         repeated = len(triples) - len(set(triples))
         return "repetition" if repeated > len(triples) // _TRIPLES_TO_A_REPEAT else ""

@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from flower_privsyn.data.sentences import is_whole, whole_sentences
+from flower_privsyn.data.sentences import WORD, is_whole, whole_sentences
 from flower_privsyn.generation import streams
 from flower_privsyn.generation.backends import (
     ProgressCallback,
@@ -19,7 +19,7 @@ from flower_privsyn.generation.backends import (
     rehearse,
     text_seeds,
 )
-from flower_privsyn.generation.prompts import Instruction
+from flower_privsyn.generation.prompts import Instruction, flattened
 
 #: {words} is never less: Aug-PE's.
 LEAST_WORDS: Final = 25
@@ -169,16 +169,16 @@ class ByInstruction:
 
     def _prompt(self, text: str, label: str, random: np.random.Generator) -> str:
         """The prompt for one text; every part that is drawn comes from its own stream."""
-        words = text.split()
+        words = WORD.findall(text)
         wanted = len(words) + round(float(random.normal(0.0, 1.0)) * self._word_spread)
-        blanks = random.random(len(words)) < self._blank_fraction
+        blanks = iter(random.random(len(words)) < self._blank_fraction)
         styles = self._instruction.styles
         style = styles[int(random.integers(len(styles)))] if styles else ""
         return self._instruction.render(
             chat=self._system is not None,
             label=label,
-            text=" ".join(words),
-            blanked=" ".join("_" if gone else w for w, gone in zip(words, blanks, strict=True)),
+            text=flattened(text),
+            blanked=WORD.sub(lambda word: "_" if next(blanks) else word[0], flattened(text)),
             words=str(max(LEAST_WORDS, wanted)),
             style=style,
             domain=self._domain,

@@ -15,7 +15,9 @@ from flower_privsyn.data.sentences import is_whole, sentence_ends, sentences_ins
         ('"Why?" he asked. "Because!"', ['"Why?" he asked.', ' "Because!"']),
         ("See version 3.5 of it (p. 4.) Then stop", ["See version 3.5 of it (p. 4.)"]),
         ("Wait... what? no!", ["Wait... what? no!"]),
-        ("\u96e8\u3060\u3002\u5bb6\u306b\u3044\u308b\u3002", 2),
+        ("雨だ。彼は「もう帰る。」と言った。", ["雨だ。", "彼は「もう帰る。」", "と言った。"]),
+        ("आज बारिश है। कोई नहीं आया।", 2),
+        ("هل تمطر؟ لم يأت أحد.", 2),
         ("no end here", []),
         ("", []),
     ],
@@ -44,5 +46,7 @@ def test_of_a_piece_of_a_document_the_whole_sentences_stay() -> None:
     piece = f"Smith of the rain. {whole} Not"
     assert sentences_inside(piece, before="It rained. He told") == whole
     assert sentences_inside(piece, before="It rained.") == f"Smith of the rain. {whole}"
-    for nothing in ("", "no stop at all", "of rain. It rained. We", "We stayed in"):
+    # Where no blanks stand between words, two letters count as one.
+    assert sentences_inside(piece := "彼女は朝の電車で駅まで行き友達に会った。") == piece
+    for nothing in ("", "雨だ。", "no stop at all", "of rain. It rained. We", "We stayed in"):
         assert sentences_inside(nothing) == ""

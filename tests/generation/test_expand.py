@@ -38,6 +38,7 @@ def _numbered(prompt: str, number: int) -> str:
     return f"new text {number}\nOriginal Text Sample 5\nand more"
 
 
+JAPANESE = "彼女は朝の電車で{0}番目の駅まで行き友達に会った。"
 SEEDS = [f"seed number {number}" for number in range(50)]
 
 
@@ -170,11 +171,12 @@ class TestWholeSentences:
         result = Expand(again).run(self.SEEDS, num_samples=3, seed=0)
         assert result.texts == []
         assert result.dropped["no-sentence"] == len(again.prompts) == 12
+        other = Scripted(lambda _, number: JAPANESE.format(number))
+        assert len(Expand(other).run(self.SEEDS, num_samples=2, seed=0).texts) == 2
 
-    def test_repetition_is_dropped(self) -> None:
-        generator = Scripted(
-            lambda _, number: f"All of the people and {number} of the people came."
-        )
+    @pytest.mark.parametrize("said", ["All of the people and {} of the people came.", JAPANESE * 2])
+    def test_repetition_is_dropped(self, said: str) -> None:
+        generator = Scripted(lambda _, number: said.format(number))
         assert len(Expand(generator).run(SEEDS, num_samples=2, seed=0).texts) == 2
         result = Expand(generator).run(self.SEEDS, num_samples=2, seed=0)
         assert result.dropped["repetition"] == 8

@@ -67,8 +67,9 @@ def test_what_stands_in_a_prompt() -> None:
         "one two three",
     )
     assert generator.sampling.stop == ("END", "\n")
-    variation.vary(["one"], seed=1)
+    variation.vary(["one", "一週間いた。" * 10], seed=1)
     assert generator.prompts[1].split("|")[1] == ""
+    assert generator.prompts[2].split("|")[2] == "30"
 
 
 def test_words_styles_and_blanks_are_drawn_for_each_text_and_the_same_again() -> None:
