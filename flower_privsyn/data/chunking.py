@@ -162,12 +162,7 @@ class Chunking(Settings):
         """
         return self.documents(self.split(users)[0] if self.held_out_fraction > 0 else users)
 
-    def samples(
-        self,
-        users: Users,
-        *,
-        tokenizer: Any = None,
-    ) -> Samples:
+    def samples(self, users: Users, *, tokenizer: Any = None) -> Samples:
         """Cut every document into samples and keep at most `max_samples` per user.
 
         A document that the tokenizer fails on gives no samples.
@@ -220,7 +215,7 @@ class Chunking(Settings):
             texts: The n texts.
             tokenizer: As for `samples`.
             at_sentences: Cut only where a sentence ends, and leave out a sentence that alone is
-                longer than a piece; a text without ends of sentences is cut as usual.
+                longer than a piece; a text with hardly any end of a sentence is cut as usual.
             whose: Of each text, whom it is counted for where the tokenizer fails on it; empty for
                 texts that are public, or written by a generator.
 
@@ -464,7 +459,8 @@ def _pieces(text: str, encoding: Any, max_tokens: int) -> Iterator[str]:
 def _sentence_pieces(text: str, encoding: Any, max_tokens: int) -> Iterator[str]:
     """Pieces of whole sentences of one document, in order, each as long as it may be."""
     ends = sentence_ends(text)
-    if not ends or len(encoding) <= max_tokens:
+    # Thai and code have a few ends, and between them text that should not be left out.
+    if len(encoding) <= max_tokens or len(encoding) > 2 * max_tokens * len(ends):
         yield from _pieces(text, encoding, max_tokens)
         return
     firsts = [encoding.token_to_chars(token)[0] for token in range(len(encoding))]
