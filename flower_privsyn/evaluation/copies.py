@@ -19,11 +19,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from flower_privsyn.data.sentences import UNSPACED
 from flower_privsyn.evaluation.result import NotPrivate
 
 Words = tuple[str, ...]
 
-_WORD = re.compile(r"\w+")
+#: Of scripts without blanks between words each letter is one.
+_WORD = re.compile(rf"(?=\w)[{UNSPACED}]|[^\W{UNSPACED}]+")
 
 #: Words of a window, as in the literature on contamination.
 _WINDOW: Final = 13
@@ -41,8 +43,9 @@ class CopyRates(NotPrivate):
     """How many synthetic texts repeat private text.
 
     Texts are compared as words: Unicode compatibility forms and case are folded, and everything
-    that is neither letter, digit nor underscore separates words. A text without words copies
-    nothing.
+    that is neither letter, digit nor underscore separates words; marks on letters are left out, as
+    the vowels of Hindi. Each letter of Chinese, Japanese, Thai and the like is a word. A text
+    without words copies nothing.
 
     Attributes:
         exact: share of synthetic texts whose words are all the words of a private text, in order.
@@ -104,7 +107,9 @@ def copy_rates(synthetic: Sequence[str], private: Sequence[str]) -> CopyRates:
 
 
 def _words(text: str) -> Words:
-    return tuple(_WORD.findall(unicodedata.normalize("NFKC", text).casefold()))
+    folded = unicodedata.normalize("NFKC", text).casefold()
+    bare = "".join(letter for letter in folded if unicodedata.category(letter)[0] != "M")
+    return tuple(_WORD.findall(bare))
 
 
 def _grams(row: Words, width: int) -> set[Words]:

@@ -50,6 +50,11 @@ class TestWindows:
         assert found.windows == 0.5
         assert found.copied == (0,)
 
+    def test_of_other_scripts(self) -> None:
+        chinese, hindi = "今天下雨了我们在老房子里待", "हम एक हफ्ते तक पुराने घर में रहे थे तो भी कोई नहीं"
+        for text, last in ((chinese, "待"), (hindi, " नहीं")):
+            assert copy_rates([text, text.removesuffix(last)], [f"x {text}"]).windows == 0.5
+
     def test_a_window_does_not_cross_texts(self) -> None:
         first, second = (" ".join(f"{c}{i}" for i in range(7)) for c in "ab")
         assert copy_rates([f"{first} {second}"], [first, second]).windows == 0.0
