@@ -49,7 +49,7 @@ _LEAST_COSINE: Final = 0.99
 _NUM_KEYWORDS: Final = 10
 
 #: Words that may be keywords: of four letters or more, in some documents and not in too many.
-_WORD: Final = r"(?u)\b[a-zA-Z]{4,}\b"
+_WORD: Final = r"(?u)\b[^\W\d_]{4,}\b"
 _LEAST_DOCUMENTS: Final = 5
 _COMMON: Final = 0.25
 
