@@ -92,22 +92,19 @@ def test_a_data_frame_is_asked_once_by_a_joint_sketch(
     assert (run.model / "config.json").is_file()
 
 
-@pytest.mark.parametrize("given", [rows(), iter(rows()), Users.from_rows(rows())])
-def test_rows_and_users_are_asked_as_they_are(small: dict[str, Any], given: Any) -> None:
-    assert fit(given, JointSketch(**small)).users == 30
-
-
 def test_a_path_is_a_setting_wherever_its_text_is_one(tmp_path: Path) -> None:
     names = ("run_dir", "teacher", "generator")  # the last also takes an object that writes
     found = JointSketch(epsilon=1.0, **dict.fromkeys(names, tmp_path)).config
     assert [getattr(found, name) for name in names] == [str(tmp_path)] * 3
 
 
-def test_a_method_of_ones_own_asks_its_question(tmp_path: Path) -> None:
+@pytest.mark.parametrize("given", [rows(), iter(rows()), Users.from_rows(rows())])
+def test_a_method_of_ones_own_asks_rows_and_users_as_they_are(tmp_path: Path, given: Any) -> None:
     settings = PrivateSumConfig(
         epsilon=8.0, num_rounds=1, max_samples=0, accept_noise=True, run_dir=str(tmp_path / "run")
     )
-    run = fit(rows(), PrivateSumStrategy(settings, AsksLengths()))
+    run = fit(given, PrivateSumStrategy(settings, AsksLengths()))
+    assert run.users == 30
     assert [line["query"] for line in run.charged] == [TextLengths.name]
 
 
