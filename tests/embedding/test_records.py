@@ -26,7 +26,7 @@ from flower_privsyn.embedding.records import RecordStore, StoredRecords, content
 from flower_privsyn.errors import DataError
 from flower_privsyn.privacy import skipping
 from flower_privsyn.testing import HashEmbedder
-from tests.support.records import IDS, KEY, put
+from tests.support.records import IDS, KEY, put, put_many
 
 OTHER, THIRD = "b" * 64, "c" * 64
 
@@ -120,14 +120,10 @@ class TestContentKey:
         assert content_key(*base) in keys
 
 
-def _write(directory: Path) -> bytes:
-    return put(RecordStore(directory), rows=20_000).records.tobytes()
-
-
 class TestProcesses:
     def test_writers_of_one_entry_at_once(self, tmp_path: Path) -> None:
-        with multiprocessing.get_context("spawn").Pool(4) as pool:
-            contents = pool.map(_write, [tmp_path] * 8, chunksize=1)
+        with multiprocessing.get_context("spawn").Pool(2) as pool:
+            contents = pool.map(put_many, [tmp_path] * 8, chunksize=1)
         assert len(set(contents)) == 1
         assert [entry.name for entry in (tmp_path / "records").iterdir()] == [f"{KEY}.arrow"]
 
