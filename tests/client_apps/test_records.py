@@ -48,12 +48,13 @@ def entries(directory: Path) -> tuple[int, int]:
 
 
 def in_another_process(directory: Path, where: list[Context]) -> tuple[list[Any], int]:
-    """What a process that starts now answers, and how often it loaded a model."""
+    """The same of a process that starts now."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(_answers, (directory, where))
 
 
 def _answers(directory: Path, where: list[Context]) -> tuple[list[Any], int]:
+    """What nodes answer that hold nothing in memory, and how often a model was loaded."""
     LOADS.clear()
     with flower_identity():
         app = create_client_app(embedder=counting_embedder, cache_directory=directory)
@@ -106,13 +107,13 @@ class TestSums:
         self, population: Path, tmp_path: Path
     ) -> None:
         cache = tmp_path / "cache"
-        first, _ = in_another_process(cache, [context(population)])
-        again, models = in_another_process(cache, [context(population, run=RUN + 1)])
+        first, _ = _answers(cache, [context(population)])
+        again, models = _answers(cache, [context(population, run=RUN + 1)])
         assert (again, models) == (first, 1)
         assert entries(cache) == (2, 1)
         rows = population.read_text().splitlines()
         population.write_text("\n".join(rows[:-40]) + "\n")
-        changed, _ = in_another_process(cache, [context(population, run=RUN + 2)])
+        changed, _ = _answers(cache, [context(population, run=RUN + 2)])
         assert changed != first
 
     @pytest.mark.parametrize("change", [{"max_tokens": 4}, {"max_samples": 1}, {"seed": 5}])
