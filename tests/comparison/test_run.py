@@ -85,8 +85,13 @@ def command(folder: Path, *methods: str) -> list[str]:
     # No sentences: of a small model that is to end one, all texts may be left out.
     rows = ({"text": f"Boat {n} turns by the old {places[n % 5]}, slowly"} for n in range(300))
     public.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    # The beginnings of what people of the sample said: all of it is read again for every student.
+    said = (json.loads(line) for line in SAMPLE.open(encoding="utf-8"))
+    users = "".join(json.dumps({**row, "text": row["text"][:200]}) + "\n" for row in said)
+    (folder / "users.jsonl").write_text(users, encoding="utf-8")
     return [
-        *("compare", "--data", str(SAMPLE), "--users", "8", "--held-out-users", "4"),
+        *("compare", "--data", str(folder / "users.jsonl"), "--users", "8"),
+        *("--held-out-users", "4"),
         *("--tuning-users", "4"),
         *("--epsilon", "8", "--seeds", "1", "--steps", "2", "--output", str(folder / "out")),
         *("--methods", *methods, "--public-text", str(public)),
