@@ -17,6 +17,9 @@ from tests.support.federation import asked, make_users, training_nodes
 EXAMPLES = Path(__file__).parents[1] / "examples"
 COUNT = "whole number of at least 1"
 
+#: Public text of which there is less to read than of all that is bundled.
+FEW = {"public-text": "bundled[:2000]"}
+
 #: A run configuration, and what its refusal must name; every type and range: test_checks.py.
 SETTINGS: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("pre-text", {}, ("strategy", "'pre-text'", '"private-evolution"', '"fred"')),
@@ -65,6 +68,7 @@ SETTINGS: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
             "sampling-rate": 0.5,
             "relation": "replace-one",
             "accountant": "rdp",
+            **FEW,
         },
         ("accountant", "pld"),
     ),
@@ -85,7 +89,7 @@ SETTINGS: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     ("public-mid-training", {"position": "before"}, ('public-rows = "matched"',)),
     # Seen when what is named is opened, before any node is asked.
     ("private-evolution", {"resume": True, "run-dir": "nowhere"}, ("run directory", "nowhere")),
-    ("private-evolution", {"generator": "no/model"}, ("'no/model'",)),
+    ("private-evolution", {"generator": "no/model", **FEW}, ("'no/model'",)),
     ("private-evolution", {"public-text": "no.jsonl"}, ("public-text", "no.jsonl")),
     ("fred", {"candidates": "no.jsonl"}, ("candidates", "no.jsonl")),
     ("ctcl", {"embedding-model": "no/model"}, ("no/model",)),

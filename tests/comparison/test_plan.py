@@ -363,7 +363,7 @@ class TestCheckedBeforeTheFirstCell:
     """What would stop a run after the others have taken their time."""
 
     def test_a_model_that_is_not_there(self, data: str) -> None:
-        settings = ["generator=privsyn-ml", "hybrid.teacher=./no"]
+        settings = ["generator=privsyn-ml", "hybrid.teacher=./no", "public-text=bundled[:2000]"]
         with pytest.raises(ConfigError) as caught:
             checked(data, settings=settings, methods=["pre-text", "hybrid", "random-public"])
         said = str(caught.value).split("; ")

@@ -29,6 +29,7 @@ SMALL = {
     "num-candidates": "24",
     "num-variations": "3",
     "variation": "mask-fill",
+    "public-text": "public.jsonl",
 }
 
 Verdicts = Callable[[Mapping[str, str]], dict[str, tuple[int, str]]]
@@ -58,7 +59,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write("silent.jsonl", [{**row, "text": " "} for row in rows])
     write("one.jsonl", [{**row, "client_id": "u"} for row in rows])
     write("same.jsonl", 40 * [{"text": "The ferry was late again."}])
-    write("labelled.jsonl", [{"text": f"A boat of {n} oars.", "label": "A"} for n in range(90)])
+    boats = [{"text": f"A boat of {n} oars turned by the old mill."} for n in range(90)]
+    write("public.jsonl", boats)
+    write("labelled.jsonl", [{**boat, "label": "A"} for boat in boats])
     return tmp_path
 
 

@@ -98,6 +98,7 @@ def rounds(root: Path, writer: Any, **changes: Any) -> PreferencesByScores:
         "responses_per_prompt": 6,
         "max_tokens": 5,
         "rejected_rank": 2,
+        "public_text": "bundled[:20]",  # in whose place stand those above
         **changes,
     }
     path = root / "run"
