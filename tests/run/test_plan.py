@@ -172,7 +172,7 @@ class TestAnOwner:
     @pytest.mark.parametrize(
         ("name", "changes"),
         [
-            ("ctcl", {"sampling": "poisson", "sampling_rate": 0.05}),
+            ("ctcl", {"sampling": "poisson", "sampling_rate": 0.2, "num_rounds": 10}),
             ("hybrid", {}),
         ],
     )
