@@ -17,7 +17,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def ran(app: Path, run: Path, does: str) -> int:
-    short = ["num-rounds=1", f"app-does={does}", "node-timeout=60"]
+    short = ["num-nodes=1", "num-rounds=1", f"app-does={does}", "node-timeout=60"]
     settings = [word for one in short for word in ("--set", one)]
     return main(["run", str(app), "--run-dir", str(run), *settings])
 
