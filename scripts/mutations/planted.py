@@ -119,7 +119,10 @@ PROMISED: dict[str, tuple[Mutation, ...]] = {
             where="privacy/ledger.py::PrivacyLedger._charge",
             before="None if spec.sampling.hides_cohort else num_users",
             after="num_users",
-            tests=("tests/run/test_engine.py::TestSampling",),
+            tests=(
+                "tests/privacy/test_ledger.py::test_the_size_of_a_poisson_cohort_stays_out_of_the_file",
+                "tests/run/test_secret_cohorts.py::test_no_byte_tells_who_was_drawn",
+            ),
         ),
         Mutation(
             name="replace-one does not double the sensitivity",
