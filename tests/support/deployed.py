@@ -44,7 +44,7 @@ def deployment(
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",
         "PRIVSYN_CACHE": str(folder / "cache"),
         "PRIVSYN_NODE_LEDGERS": str(folder / "ledgers"),
         "PRIVSYN_NODE_POLICY": str(folder / "policy.toml"),
