@@ -57,7 +57,7 @@ def learned(
 ) -> dict[str, tuple[Path, TrainingReport]]:
     """A first round of each loss: its adapter, and what was said of it."""
     folder = tmp_path_factory.mktemp("learned")
-    losses: tuple[Literal["dpo", "ipo", "sft"], ...] = ("dpo", "ipo", "sft")
+    losses: tuple[Literal["dpo", "ipo"], ...] = ("dpo", "ipo")
     return {
         loss: (
             folder / loss,
