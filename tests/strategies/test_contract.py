@@ -12,6 +12,7 @@ import json
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from operator import ge
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from flower_privsyn.strategies import _synthesis as synthesis
 from flower_privsyn.strategies import ctcl as topic_texts
 from flower_privsyn.training import causal
 from tests.support import golden_runs
+from tests.support.checked import checked
 from tests.support.federation import silent
 from tests.support.run_files import contents, lines, releases
 
@@ -59,12 +61,13 @@ LOSING = {"prepare", "charge", "store_release"}
 EVERYWHERE = {"private-evolution": 2, "popri fred": 2, "dp-ftrl": 2, "hybrid": 1}
 USERS = 7
 TELLING = {"charge", "keep_state", "finish_round"}
-#: Of one whose rounds are those of two others, at those and where it goes from one to the other.
+TEXTS = ("append_json_lines", "after append_json_lines")
+#: Of those that write otherwise than private evolution does, at that and at those; of one whose
+#: rounds are those of two others, at those and where it goes from one to the other.
 BETWEEN = {
-    "hybrid": {
-        *TELLING,
-        *("append_json_lines", "after append_json_lines", "_save", "after _save"),
-    }
+    "dp-ftrl": {*TELLING, "prepare", "store_release", "mark_finished"},
+    "hybrid": {*TELLING, *TEXTS, "_save", "after _save"},
+    "popri fred": {*TELLING, *TEXTS, "mark_finished"},
 }
 #: Whose result needs every release.
 NEEDS_ALL = {"joint-sketch"}
@@ -278,7 +281,13 @@ def test_a_run_ends_the_same_wherever_it_was_killed(
     if name in golden_runs.TRAINING:
         few = golden_runs.everybody(USERS)
         monkeypatch.setattr(golden_runs, "everybody", lambda *_: few)
-    rounds_of_run = golden_runs.MAKERS[name](tmp_path).config.num_rounds
+    unstarted = golden_runs.MAKERS[name](tmp_path)
+    rounds_of_run = unstarted.config.num_rounds
+    # What is checked before is ready, and nothing is written for it: neither a run nor a ledger.
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    report = checked(unstarted)
+    assert report.ready, report.of_level("stops")
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
     number = min(2, rounds_of_run)
     everywhere = EVERYWHERE.get(name, 0)
     copies = Copies(tmp_path, only=0 if everywhere else number, first=everywhere)
@@ -291,6 +300,11 @@ def test_a_run_ends_the_same_wherever_it_was_killed(
     assert {key: whole[key] for key in planned} == pytest.approx(planned, rel=1e-6)
     assert whole["epsilon_release"] <= 6.0 * (1 + 1e-9)
     assert {write for write, _ in copies.taken} >= TELLING
+    for key in ("bytes_down", "bytes_up"):
+        said, counted = report.figures[f"{key}_by_round"], [one[key] for one in first.run.metrics()]
+        # Of pairs of responses at most as many: not every response can be used.
+        of_pairs = name.startswith(("popri", "pe+sft"))
+        assert all(map(ge, said, counted)) if of_pairs else said == counted, key
     # What has finished gives what it gave.
     _, _, again = started(name, tmp_path, noise, resume=True, by=first)
     if type(first.method).arrays is not Method.arrays:
