@@ -27,7 +27,7 @@ from flower_privsyn.training.bias import beyond_model, load_plain, save_biased
 from flower_privsyn.training.causal import FineTuning, fine_tune
 from flower_privsyn.training.distillation import Distillation, check_same_tokens, load_teacher
 from flower_privsyn.training.selection import Selection, choose, long_rows
-from flower_privsyn.training.tokens import check_window, first_token
+from flower_privsyn.training.tokens import check_window, first_token, token_rows
 
 Float64Array = npt.NDArray[np.float64]
 
@@ -35,6 +35,9 @@ IntArray = npt.NDArray[np.int64]
 
 #: The bigrams' part of the squared norm of an answer, where there are any.
 _BIGRAM_SHARE: Final = 0.5
+
+#: Text that rules of tokenizers cut in different ways.
+_VARIED: Final = "Ünder  the Tree's 3,141 leaves\n\tI'LL wait_"
 
 #: Public tokens that are put into the hands of pseudo-users: more change the third digit.
 PUBLIC_TOKENS: Final = 4_000_000
@@ -236,12 +239,19 @@ def check_student(config: SketchedStudentConfig, begins: str) -> None:
 
     Raises:
         ConfigError: the teacher has other tokens, one of them cannot read a row of `max_tokens`,
-            or the model predicts fewer tokens than it has.
+            or the model predicts fewer tokens than it has, or cuts text into others than nodes do.
         ModelError: a model is not on this machine, is no causal language model, has a bias where it
             is to get one, or no token to begin a text with.
     """
     network, tokenizer = load_plain(begins)
     first_token(tokenizer)  # stands before every row
+    # Nodes have the rules of the file alone; Transformers has others for some classes.
+    counted = load_tokenizer(config.model)[0].encode(_VARIED, add_special_tokens=False).ids
+    if counted != token_rows(tokenizer, [_VARIED])[0]:
+        raise ConfigError(
+            f'model = "{begins}" is read by other rules than the tokenizer.json that nodes '
+            "count by: save its tokenizer anew, by save_pretrained of AutoTokenizer"
+        )
     predicted = int(network.get_output_embeddings().weight.shape[0])
     if len(tokenizer) > predicted:
         raise ConfigError(

@@ -116,7 +116,6 @@ def said_by(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
         ({"classes": "C"}, "classes"),
         ({"classes": "A", "data": "undated.jsonl"}, "classes"),
         # public text
-        ({"public-text": "first:5:labelled.jsonl"}, "public-text"),
         ({"public-text": "users.jsonl"}, "public-text"),
         ({"public-text": "users.jsonl", "data": "{folder}/users.jsonl"}, "public-text"),
         ({"tracker": "nowhere"}, "tracker"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -418,6 +419,7 @@ class TestSettings:
             ({"model": "BIASED"}, "has a bias already: give the model without it"),
             ({"teacher": "LLAMA"}, "teacher must have the tokens of"),
             ({"model": "MAMBA", "teacher": ""}, "no token to begin a text with"),
+            ({"model": "QWEN", "teacher": ""}, "other rules than the tokenizer.json"),
             ({"synthesis": "written", "generator": "MAMBA", "generator_steps": 1}, "no LoRA"),
             ({"max_tokens": 600}, 'model = "privsyn-tiny" reads at most 511 tokens .* rows of 600'),
             (
@@ -435,7 +437,9 @@ class TestSettings:
         changes: dict[str, Any],
         sentence: str,
     ) -> None:
-        made = {"LLAMA": str(llama)}
+        made = {"LLAMA": str(llama), "QWEN": shutil.copytree(llama, str(tmp_path / "qwen"))}
+        named = tmp_path / "qwen" / "tokenizer_config.json"
+        named.write_text(named.read_text("utf-8").replace("TokenizersBackend", "Qwen2Tokenizer"))
         if "BIASED" in changes.values():
             save_biased("privsyn-tiny", tmp_path / "biased", a_bias())
             made["BIASED"] = str(tmp_path / "biased")
