@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import json
 import pkgutil
 from pathlib import Path
 
 import pytest
 
 import flower_privsyn
-from scripts.docs_site import navigation, notebooks, reference, repository
+from scripts.docs_site import navigation, reference, repository
 
 ROOT = Path(__file__).parents[2]
 LISTED = navigation.sections((ROOT / "docs" / "README.md").read_text("utf-8"))
@@ -72,17 +71,3 @@ def test_links_lead_to_pages_of_the_site() -> None:
 def test_what_looks_like_a_link_in_code_is_none(code: str) -> None:
     text = "[a](b.md)\n" + code.format("[c](value)") + "\n[d](e.md)"
     assert repository.linked(text, "x.md", ROOT) == {"b.md", "e.md"}
-
-
-def test_a_notebook_becomes_text_code_and_what_it_printed() -> None:
-    cells = [
-        {"cell_type": "markdown", "source": ["# A\n", "b"]},
-        {
-            "cell_type": "code",
-            "source": "c = 1\nc",
-            "outputs": [{"text": ["d\n"]}, {"data": {"text/plain": "1"}}, {"text": ""}],
-        },
-    ]
-    assert notebooks.page(json.dumps({"cells": cells})) == (
-        "# A\nb\n\n```python\nc = 1\nc\n```\n\n```text\nd\n```\n\n```text\n1\n```\n"
-    )
