@@ -253,17 +253,15 @@ class TokenSketch:
             tokenizer: the ``tokenizers.Tokenizer`` whose tokens they are.
         """
         size = self.vocabulary
-        words: list[str] = tokenizer.decode_batch(
-            [[token] for token in range(size)], skip_special_tokens=False
-        )
         found = []
         for block in (self.tokens, self.bigrams):
             if block is None:
                 continue
             keys = np.arange(size) if block.keys is None else block.keys
-            pairs = [(key // size, key % size) for key in keys.tolist()]
-            texts = words if block.keys is None else [words[a] + words[b] for a, b in pairs]
             kind = "token" if block.keys is None else "bigram"
+            items = [[key] if block.keys is None else divmod(key, size) for key in keys.tolist()]
+            # A pair as one text: it may be the bytes of one letter.
+            texts: list[str] = tokenizer.decode_batch(items, skip_special_tokens=False)
             values = (block.public, block.rate, block.log_ratio, block.standard_error)
             found.append((kind, keys, texts, *values))
         write_sketch(folder, found)

@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from flower_privsyn.data.public_rows import TokenRows
@@ -34,7 +35,7 @@ def sketch() -> TokenSketch:
     size = load_tokenizer("privsyn-tiny")[0].get_vocab_size()
     tokens = np.zeros(size)
     tokens[40], tokens[41] = np.log(3.0), np.log(0.5)
-    keys = np.array([40 * size + 41, 50 * size + 51])
+    keys = np.array([40 * size + 41, 149 * size + 238])  # the bytes of a letter
     return TokenSketch(
         vocabulary=size,
         tokens=block(tokens, 0.1),
@@ -98,6 +99,7 @@ def test_what_is_sure_is_shown(sketch: TokenSketch, tmp_path: Path) -> None:
     assert [row["text"] for row in shown["token"]["more"]] == [tokenizer.decode([40])]
     assert [row["text"] for row in shown["token"]["less"]] == [tokenizer.decode([41])]
     (bigram,) = shown["bigram"]["more"]
+    assert pq.read_table(tmp_path / SKETCH_FILE)["text"][-1].as_py() == "ш"
     assert bigram["ratio"] == pytest.approx(10.0, rel=1e-5)
     assert bigram["low"] == pytest.approx(10.0 * np.exp(-0.4), rel=1e-5)
     assert shown["bigram"]["less"] == []
