@@ -226,23 +226,22 @@ class Measures:
         if min(len(texts), len(held_out)) < LEAST_TEXTS:
             return None  # too few for a distance between distributions
         people, seed = self.plan.people, job.cell.seed
-        private = self.samples(people.private(seed)).texts
+        asked = people.private(seed)
+        private = [*self.samples(asked).texts, *asked.texts]  # a copy may go across a cut
         found = compare_texts(
             texts,
             held_out,
             embedder=self.embedder,
             embedding_model=str(self._common["embedding-model"]),
-            private=private,
             max_texts=MAX_TEXTS,
             progress=job.progress,
         )
         if (group := people.group_of(seed)) not in self._held_out_copies:
             self._held_out_copies[group] = copy_rates(held_out, private).any
-        copies = found.private_copies or found.held_out_copies
         return {
             "frechet": found.frechet.squared,
             "mauve": found.mauve.score,
-            "copies": copies.any,
+            "copies": copy_rates(texts, private).any,
             "copies_held_out": self._held_out_copies[group],
         }
 

@@ -95,7 +95,6 @@ def copy_rates(synthetic: Sequence[str], private: Sequence[str]) -> CopyRates:
             for row, both in common.items()
             if both >= _THRESHOLD * (len(shingles[row]) + len(theirs) - both) - 1e-9
         )
-    near |= exact
     return CopyRates(
         exact=len(exact) / len(rows),
         windows=len(shared) / len(rows),

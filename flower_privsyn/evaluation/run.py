@@ -183,7 +183,8 @@ def evaluate_run(
         texts=compare_texts(
             synthetic,
             samples.texts,
-            private=None if others is None else others.texts,
+            whole=held_out.texts,
+            private=[*others.texts, *private.texts] if others and private else None,
             embedder=embedder,
             embedding_model=str(run.config["embedding-model"]),
             seed=seed,
@@ -306,6 +307,7 @@ def compare_texts(
     *,
     embedder: Embedder,
     embedding_model: str,
+    whole: Sequence[str] = (),
     private: Sequence[str] | None = None,
     max_texts: int = 5000,
     seed: int = 0,
@@ -318,7 +320,8 @@ def compare_texts(
         held_out: samples of users who took no part.
         embedder: whose embeddings the distances are of.
         embedding_model: its name, for the record.
-        private: samples of users who took part, for copies; None to leave that out.
+        whole: the documents that `held_out` was cut from: a copy may go across a cut.
+        private: samples and documents of users who took part; None to look for no copies of them.
         max_texts: at most so many of both are embedded, drawn at random; copies are looked for in
             all of them.
         seed: of the draws.
@@ -344,7 +347,7 @@ def compare_texts(
             texts=(len(some), len(others)),
             frechet=frechet_distance(*vectors, seed=seed),
             mauve=mauve(*vectors, seed=seed),
-            held_out_copies=copy_rates(synthetic, held_out),
+            held_out_copies=copy_rates(synthetic, [*held_out, *whole]),
             private_copies=copy_rates(synthetic, private) if private else None,
         )
 

@@ -62,9 +62,14 @@ class TestCompare:
 
 class TestEvaluateRun:
     def test_everything_at_once(self, finished: RunDirectory, gpt2: Path, tmp_path: Path) -> None:
+        words = [f"word{i}" for i in range(128)]
+        across = " ".join(words[56:72])  # the cut between two samples
+        with finished.synthetic_jsonl.open("a") as file:
+            file.write(json.dumps({"text": across}) + "\n")
         before = {path: path.stat().st_mtime_ns for path in finished.path.rglob("*")}
         private, held_out = split_users(finished.config, make_users(90))
         assert len(private) + len(held_out) == 90
+        private = Users.from_rows([("someone", " ".join(words))])
         found = evaluate_run(
             finished,
             held_out,
@@ -78,6 +83,7 @@ class TestEvaluateRun:
         assert found.held_out_texts == 3 * len(held_out)
         assert found.texts is not None
         assert found.texts.private_copies is not None
+        assert found.texts.private_copies.windows == 1 / 41
         learned = found.learned
         assert learned is not None
         # What the run wrote is about courts, as the held-out users are.
