@@ -113,7 +113,7 @@ def _left_out(found: DataDescription) -> str:
     from flower_privsyn.data.chunking import MAX_CHARACTERS, MAX_DOCUMENT_CHARACTERS, MAX_DOCUMENTS
 
     reasons = (
-        (found.no_text, "rows without text (nothing there, no string, or a NUL character in it)"),
+        (found.no_text, "rows without text (null, no string, or a NUL in it; not the blank ones)"),
         (found.unusable, f"texts of more than {MAX_DOCUMENT_CHARACTERS:,} characters"),
         (
             found.beyond_limits,

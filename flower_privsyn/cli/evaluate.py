@@ -110,7 +110,7 @@ def rows(record: RunEvaluation) -> list[tuple[str, str]]:
             ("", f"predicted by {record.learned.model}, 95 % intervals over users"),
         ]
     found.append(
-        ("held out", f"{record.held_out_texts:,} texts of {record.held_out_users:,} users")
+        ("held out", f"{record.held_out_texts:,} samples of {record.held_out_users:,} users")
     )
     if record.texts is not None:
         far, like = record.texts.frechet, record.texts.mauve
@@ -136,7 +136,7 @@ def _model(figures: LanguageModelEvaluation) -> str:
 
 
 def _classified(found: Classification) -> list[tuple[str, str]]:
-    tested = f"{found.test_texts:,} texts of {found.test_users:,} users"
+    tested = f"{found.test_texts:,} samples of {found.test_users:,} users"
     rows = [
         ("classes", f"{len(found.classes)}; {found.classifier}, tested on {tested}"),
         ("accuracy, synthetic text", _accuracy(found.synthetic)),

@@ -75,7 +75,7 @@ def _facts(run: RunSummary) -> Iterator[tuple[str, object]]:
     yield "created", run.created
     lost, finished = len(run.rounds_lost), str(len(run.rounds_finished))
     yield "rounds", f"{finished} ({lost} of them without a release)" if lost else finished
-    yield "users", "-" if run.users is None else run.users
+    yield "users", "-" if run.users is None else f"{run.users:,} in the last release's round"
     if costs := run.costs:
         down, up = bytes_text(costs["bytes_down"]), bytes_text(costs["bytes_up"])
         yield "one user", f"{down} down, {up} up, who is in all rounds"

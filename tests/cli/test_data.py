@@ -28,7 +28,7 @@ def test_what_is_shown(
     for said in (
         "u.jsonl",
         "users 3, 1 of them without text",
-        "texts 10 left out 1 rows without text (nothing there, no string, or a NUL character",
+        "texts 10 left out 1 rows without text (null, no string, or a NUL",
         "dates 2025-03-18 to 2025-03-18; 1 texts without",
         "max-samples = 4 (4 of each user) takes 5 and leaves 5 of 1 users",
         "texts 0 0 0 1 9 9 9 3.3",
