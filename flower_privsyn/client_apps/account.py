@@ -31,7 +31,7 @@ from flower_privsyn.privacy import (
     Sampling,
     release_epsilon,
 )
-from flower_privsyn.privacy.accounting import LARGEST_MULTIPLIER, accounted
+from flower_privsyn.privacy.accounting import accounted
 from flower_privsyn.privacy.ledger import LedgerFile, damaged, header
 from flower_privsyn.secure_aggregation.terms import Terms
 
@@ -120,7 +120,7 @@ def planned_release(
     else:
         sampling = FullParticipation()
     return Release(
-        noise_multiplier=min(accounted(noise_multiplier), LARGEST_MULTIPLIER),
+        noise_multiplier=accounted(noise_multiplier),
         sampling=sampling,
         relation=relation,
     )

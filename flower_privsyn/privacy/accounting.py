@@ -99,8 +99,8 @@ class Release(Settings):
 
 
 def accounted(noise_multiplier: float) -> float:
-    """A noise multiplier as a release has it: what is next to no noise counts as none."""
-    return 0.0 if noise_multiplier < LEAST_MULTIPLIER else noise_multiplier
+    """A noise multiplier as a release has it: next to no noise counts as none, more as the most."""
+    return 0.0 if noise_multiplier < LEAST_MULTIPLIER else min(noise_multiplier, LARGEST_MULTIPLIER)
 
 
 #: Of which somebody who does not know the cohorts is told the first, who knows them the second.

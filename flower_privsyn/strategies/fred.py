@@ -42,6 +42,7 @@ from flower_privsyn.privacy import (
     Release,
     release_epsilon,
 )
+from flower_privsyn.privacy.accounting import accounted
 from flower_privsyn.progress import Progress
 from flower_privsyn.queries import Moments, Query
 from flower_privsyn.queries.moments import Radius, Unit
@@ -282,13 +283,12 @@ class ReleasedMoments(Method):
         config = self.config
         if config.unit == "user":
             return {}
-        relation = NeighboringRelation(config.relation)
-        moved = 1.0 if relation is NeighboringRelation.REPLACE_ONE else 2.0
+        by = 1.0 if config.relation == "replace-one" else 2.0
         released = Counter(
             Release(
-                noise_multiplier=line["noise_multiplier"] * line["l2_sensitivity"] / moved,
+                noise_multiplier=accounted(line["noise_multiplier"] * line["l2_sensitivity"] / by),
                 sampling=FullParticipation(),
-                relation=relation,
+                relation=NeighboringRelation(config.relation),
             )
             for line in self.run.ledger().lines
             if line.get("event") == "release"

@@ -223,10 +223,10 @@ class TestTwoRounds:
         (kept,) = strategy.run.path.glob("checkpoint-*.npz")
         assert kept.stat().st_mode & 0o777 == 0o600
 
+    @pytest.mark.parametrize(("multiplier", "of_a_record"), [(2.0, 4.0), (1e6, 1e6)])
     def test_records_are_counted_and_the_ledger_states_a_users_epsilon(
-        self, federation: Builder, config: Builder
+        self, federation: Builder, config: Builder, multiplier: float, of_a_record: float
     ) -> None:
-        multiplier = 2.0
         strategy = ranking(
             self.two_rounds(
                 config,
@@ -240,7 +240,7 @@ class TestTwoRounds:
         assert [line["l2_sensitivity"] for line in charged] == [4.0, 4.0]
         user = {Release(noise_multiplier=multiplier, sampling=FullParticipation()): 2}
         # Of a user with more samples than count, another takes the place of one that is gone.
-        record = {Release(noise_multiplier=2 * multiplier, sampling=FullParticipation()): 2}
+        record = {Release(noise_multiplier=of_a_record, sampling=FullParticipation()): 2}
         assert charged[-1]["epsilon_release"] == pytest.approx(release_epsilon(user, delta=3e-6))
         figures = strategy.run.state["summary"]
         assert figures["epsilon_of_a_record"] == pytest.approx(release_epsilon(record, delta=3e-6))
