@@ -111,9 +111,7 @@ class PublicRows:
             for place in (cache, folder.parent, folder):
                 own_folder(place)
             rows = data_sets.rows_of_tokens(
-                lambda: _rows(
-                    corpus, tokenizer=tokenizer, chunking=Chunking(max_tokens=max_tokens)
-                ),
+                lambda: _rows(corpus, tokenizer=tokenizer, max_tokens=max_tokens),
                 folder=folder,
                 fingerprint=digest.hexdigest(),
             )
@@ -123,9 +121,6 @@ class PublicRows:
                 f'public-text = "{source}": {error.filename or cache} cannot be read or written '
                 f"({reason})"
             ) from error
-        if not len(rows):
-            where = corpus.path or corpus.source
-            raise DataError(f'public-text = "{source}": {where} holds no text')
         return cls(folder, int(tokenizer.get_vocab_size()), rows)
 
     def __len__(self) -> int:
@@ -184,9 +179,13 @@ class PublicRows:
             yield np.concatenate([self[index] for index in range(start, stop)])
 
 
-def _rows(corpus: PublicCorpus, *, tokenizer: Any, chunking: Chunking) -> Iterator[dict[str, Any]]:
-    """The rows of a corpus, one after another."""
+def _rows(corpus: PublicCorpus, *, tokenizer: Any, max_tokens: int) -> Iterator[dict[str, Any]]:
+    """The rows of a corpus, one after another; of none the library makes no data set."""
+    empty, chunking = True, Chunking(max_tokens=max_tokens)
     for number, texts in enumerate(corpus.pieces(chunking, tokenizer=tokenizer)):
         for text, tokens in zip(texts, token_ids(tokenizer, texts), strict=True):
+            empty = False
             # A piece of a document may have more tokens than it had inside it.
-            yield {"tokens": tokens[: chunking.max_tokens], "text": text, "document": number}
+            yield {"tokens": tokens[:max_tokens], "text": text, "document": number}
+    if empty:
+        raise DataError(f'public-text = "{corpus.source}" has no row of max-tokens = {max_tokens}')

@@ -78,6 +78,8 @@ def test_are_made_once_for_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_what_cannot_be_read_halfway_is_read_again(tmp_path: Path) -> None:
     file = write(tmp_path / "texts.jsonl", TEXTS)
     whole = file.read_bytes()
+    with pytest.raises(DataError, match="public-text"):
+        rows_of(write(tmp_path / "blank.jsonl", [" "]), tmp_path / "rows")
     file.write_bytes(whole + b"{}\n")
     with pytest.raises(DataError, match="line 6"):
         rows_of(file, tmp_path / "rows")
