@@ -38,7 +38,8 @@ def sample_tokens(
     Args:
         logits: (b, v) floating point; -inf marks a token that is never drawn.
         uniforms: (b,) float32 in [0, 1).
-        temperature: >= 0; 0 takes the most likely token (the first of equal ones).
+        temperature: >= 0; 0, and what float32 cannot divide by, takes the most likely token (the
+            first of equal ones).
         top_p: In (0, 1].
 
     Returns:
@@ -46,7 +47,7 @@ def sample_tokens(
     """
     import torch
 
-    if temperature == 0:
+    if temperature < 1e-30:
         return logits.argmax(dim=-1)
     # The same numbers as of float32 logits, which are as large again as the rest.
     scaled = logits if temperature == 1 else logits.float() / temperature

@@ -32,7 +32,7 @@ def test_text_seeds_follow_the_text_not_its_place():
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.8, 0.3])
-@pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
+@pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0, 1e-300])
 def test_draws_have_the_model_distribution(temperature: float, top_p: float):
     logits = torch.tensor([2.0, -1.0, 0.5, 0.0, float("-inf"), 1.5, -3.0])
     probabilities = torch.softmax(logits.double() / temperature, -1).numpy()
