@@ -112,7 +112,7 @@ class PrivateSumConfig(Settings):
     """Who takes part: everybody; "poisson": every user flips a coin in every round; "fixed-size":
     as many users are drawn in every round.
     """
-    sampling_rate: Annotated[float, Gt(0), Le(1)] = 1.0
+    sampling_rate: Annotated[float, Ge(1e-18), Le(1)] = 1.0
     """The coin's probability, for "poisson"."""
     sample_size: NonNegativeInt = 0
     """Users per round, for "fixed-size"; 0 otherwise."""

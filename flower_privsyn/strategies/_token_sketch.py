@@ -89,7 +89,7 @@ class SketchedStudentConfig(StudentConfig):
     """Steps in which the teacher itself first learns from the chosen text; then it gets what it
     lacks in its logits, as the student does.
     """
-    token_bias: Annotated[float, Ge(0)] = 1.0
+    token_bias: Annotated[float, Ge(0), Le(1e9)] = 1.0
     """What is added to the student's logits, times this: the log-ratios of how often users write
     each token and pair to how often the student does. A release that tells little is trusted less,
     and adds less.

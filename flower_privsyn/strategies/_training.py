@@ -95,7 +95,7 @@ class FederatedTrainingConfig(PrivateSumConfig):
     """
     clip_norm: ClipNorm = 0.1
     """Bound on the L2 norm of a user's whole update."""
-    server_learning_rate: Annotated[float | None, Gt(0)] = None
+    server_learning_rate: Annotated[float | None, Gt(0), Le(1e12)] = None
     """Step along the momentum. None, in a run configuration a negative number: the longest, from 1
     to 0.001, at which the noise of all rounds alone takes at most 0.04 nats a token of public text
     from the model; tried before anybody is asked.
