@@ -12,7 +12,7 @@ import dp_accounting
 import numpy as np
 import pytest
 
-from flower_privsyn.privacy import Plan, PoissonSampling, Release, release_epsilon
+from flower_privsyn.privacy import PoissonSampling, Release, release_epsilon
 from flower_privsyn.testing import HashEmbedder
 from tests.support.run_files import lines
 from tests.support.topics import documents, write_topics
@@ -46,10 +46,7 @@ def test_it_trains_writes_and_says_record_level(
     llama: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # To find that of so few steps takes longer than they do; it is found below.
-    monkeypatch.setattr(Plan, "calibrated_multiplier", lambda *_: 2.0)
     data, output = tmp_path / "records.jsonl", tmp_path / "out"
     rows = [{"client_id": str(n), "text": text} for n, text in enumerate(RECORDS)]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -67,7 +64,7 @@ def test_it_trains_writes_and_says_record_level(
     privacy = json.loads((output / "privacy.json").read_text())
     assert privacy["level"].startswith("record level")
     assert privacy["delta"] == 1 / (len(RECORDS) * math.log(len(RECORDS)))
-    assert privacy["noise_multipliers"]["steps"] == 2.0
+    assert privacy["noise_multipliers"]["steps"] > 0.5
     assert (output / "model" / "model.safetensors").read_bytes() != (
         llama / "model.safetensors"
     ).read_bytes()

@@ -61,13 +61,12 @@ LOSING = {"prepare", "charge", "store_release"}
 EVERYWHERE = {"private-evolution": 2, "popri fred": 2, "dp-ftrl": 2, "hybrid": 1}
 USERS = 7
 TELLING = {"charge", "keep_state", "finish_round"}
-TEXTS = ("append_json_lines", "after append_json_lines")
-#: Of those that write otherwise than private evolution does, at that and at those; of one whose
-#: rounds are those of two others, at those and where it goes from one to the other.
+#: Of one whose rounds are those of two others, at those and where it goes from one to the other.
 BETWEEN = {
-    "dp-ftrl": {*TELLING, "prepare", "store_release", "mark_finished"},
-    "hybrid": {*TELLING, *TEXTS, "_save", "after _save"},
-    "popri fred": {*TELLING, *TEXTS, "mark_finished"},
+    "hybrid": {
+        *TELLING,
+        *("append_json_lines", "after append_json_lines", "_save", "after _save"),
+    }
 }
 #: Whose result needs every release.
 NEEDS_ALL = {"joint-sketch"}
