@@ -111,9 +111,9 @@ def sentence_of(error: BaseException) -> tuple[str, bool]:
         return f"{disk_full_sentence()}: {' '.join(str(error).split())[:500]}", False
     if isinstance(error, PrivsynError):
         return str(error), False
-    if isinstance(error, SystemExit):
+    if isinstance(error, SystemExit) and error.code:
         return f"The ServerApp called sys.exit({error.code!r}).", True
-    if not isinstance(error, Exception):  # Ctrl-C, or a signal that was turned into an exception
+    if not isinstance(error, Exception):  # Ctrl-C, or a signal: at `flwr stop` Flower exits with 0
         return INTERRUPTED, False
     place = ""
     for frame in extract_tb(error.__traceback__)[-1:]:

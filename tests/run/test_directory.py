@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import stat
-import sys
 import threading
 from datetime import datetime
 from pathlib import Path
@@ -171,13 +170,14 @@ def test_session_records_how_the_work_ended(tmp_path: Path) -> None:
     assert run.state["unexpected"] is True
 
     with pytest.raises(SystemExit), run.session():
-        sys.exit(7)
+        raise SystemExit(7)
     assert run.error == "The ServerApp called sys.exit(7)."
 
-    with pytest.raises(KeyboardInterrupt), run.session():
-        raise KeyboardInterrupt
-    assert run.error == "The run was interrupted."
-    assert run.state["starts"] == 5
+    for ended in (KeyboardInterrupt(), SystemExit(0)):
+        with pytest.raises(type(ended)), run.session():
+            raise ended
+        assert run.error == "The run was interrupted."
+    assert run.state["starts"] == 6
 
 
 # -------------------------------------------------------------------- the ledger's last line
