@@ -526,6 +526,8 @@ class PrivateSumStrategy(Strategy):
         spec = asked.spec
         started.rounds.refuse_where_stopped(number)
         self._open_noise(number, spec.correlation)
+        # A disk too full for the release and its lines is seen before they are paid for.
+        files.try_file(self.run.path, size=8 * asked.length + 2**13)
         started.ledger.begin(
             spec,
             planned_users=max(1, round(spec.sampling.expected_users)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -52,24 +53,25 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
+@pytest.mark.parametrize(("candidates", "left"), [(20, 0), (12_000, 2**16)])
 def test_a_run_without_room_goes_on_once_there_is_some(
-    federation: Builder, config: Builder, small_disk: Path
+    federation: Builder, config: Builder, small_disk: Path, candidates: int, left: int
 ) -> None:
     path, filler = small_disk / "run", small_disk / "filler"
-    strategy = Probe(config(run_dir=str(path)))
+    strategy = Probe(config(run_dir=str(path)), candidates=candidates)
 
     def fill() -> None:
         if len(strategy.released) == 1:
             with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
-                while file.write(bytes(4096)):
-                    pass
+                while shutil.disk_usage(small_disk).free > left:
+                    file.write(bytes(4096))
 
     strategy.method.before_update = fill
     with pytest.raises(OSError, match="No space left") as caught:
         strategy.start(federation())
     assert is_disk_full(caught.value)
     filler.unlink()
-    again = Probe(config(run_dir=str(path), resume=True))
+    again = Probe(config(run_dir=str(path), resume=True), candidates=candidates)
     again.start(federation())
     assert [line["interrupted"] for line in releases(path)] == [False] * 3
     assert [(line["round"], line["released"]) for line in again.run.metrics()] == [
