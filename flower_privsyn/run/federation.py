@@ -68,8 +68,8 @@ def roll_call(
 _POLL_SECONDS = 0.5
 
 _INSTALL = (
-    "install the server's flower-privsyn on the node, and serve model_delta with "
-    "flower_privsyn.client_apps.training:app"
+    "install the server's flower-privsyn on the node, or the package with the entry point in "
+    "flower_privsyn.queries, and serve model_delta with flower_privsyn.client_apps.training:app"
 )
 
 
