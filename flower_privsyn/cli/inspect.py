@@ -77,8 +77,8 @@ def _facts(run: RunSummary) -> Iterator[tuple[str, object]]:
     yield "rounds", f"{finished} ({lost} of them without a release)" if lost else finished
     yield "users", "-" if run.users is None else f"{run.users:,} in the last release's round"
     if costs := run.costs:
-        down, up = bytes_text(costs["bytes_down"]), bytes_text(costs["bytes_up"])
-        yield "one user", f"{down} down, {up} up, who is in all rounds"
+        down, up = (bytes_text(round(costs["expected"][f"bytes_{way}"])) for way in ("down", "up"))
+        yield "one user", f"{down} down, {up} up, on average"
     yield "privacy", epsilons(run) if run.releases else "nothing released"
     if run.rounds_open and run.go_on:
         begun = ", ".join(map(str, run.rounds_open))
