@@ -203,10 +203,7 @@ def unpack_masked(message: Message) -> tuple[npt.NDArray[np.uint64], bytes]:
         WireError: it has another form than agreed.
     """
     signature = unpack_reply(Signed, message, beside=wire.MASKED).signature
-    arrays = message.content.array_records.get(wire.MASKED)
-    if arrays is None or list(arrays) != ["masked"]:
-        raise wire.WireError("no answer")
-    return wire.numbers_of(arrays["masked"]), signature
+    return wire.array_of(message, wire.MASKED, "masked"), signature
 
 
 def traffic(ask: wire.Ask, broadcast: ArrayRecord, terms: Terms, *, nodes: int) -> wire.Traffic:

@@ -448,6 +448,18 @@ def numbers_of(array: Array) -> npt.NDArray[Any]:
         raise WireError("unreadable array") from error
 
 
+def array_of(message: Message, record: str, name: str) -> npt.NDArray[Any]:
+    """The numbers that a node's reply holds in a record, alone there, read-only.
+
+    Raises:
+        WireError: it holds others, or none.
+    """
+    arrays = message.content.array_records.get(record)
+    if arrays is None or list(arrays) != [name]:
+        raise WireError("no answer")
+    return numbers_of(arrays[name])
+
+
 PREPARE = "query.prepare"
 
 _REQUEST = "privsyn.request"
@@ -833,13 +845,10 @@ def unpack_answer(
         WireError: with one of a few fixed texts; the reply is then counted and left out.
     """
     _only(message, {_ANSWER, _COHORT})
-    arrays = message.content.array_records.get(_ANSWER)
-    if arrays is None or list(arrays) != ["total"]:
-        raise WireError("no answer")
+    total = array_of(message, _ANSWER, "total")
     num_users = _config(message, _COHORT).get("num_users")
     if type(num_users) is not int or not 0 <= num_users <= most_users:
         raise WireError("absurd head-count")
-    total = numbers_of(arrays["total"])
     if total.dtype != np.uint8:
         raise WireError("wrong type")
     if total.shape != (length, bytes_per_number(query.answer_bound(roster_users))):

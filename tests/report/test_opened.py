@@ -94,9 +94,7 @@ def test_what_is_no_run_and_what_was_cut_is_refused(tmp_path: Path) -> None:
         open_run(run.path)
 
 
-def test_the_example_of_the_page_runs_without_a_model_library(
-    folders: dict[str, Path], tmp_path: Path
-) -> None:
+def test_the_example_of_the_page_runs_without_a_model_library(folders: dict[str, Path]) -> None:
     code, _own_tracker = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     path = folder_of(next(name for name in golden_runs.RUNS if "evolution" in name), folders)
     code = code.replace("RUN_DIR", str(path))

@@ -112,9 +112,7 @@ def test_the_canary_is_in_the_sum(federation_of: Federation) -> None:
 
 
 @pytest.mark.parametrize("method", ["private-evolution", "popri", "dp-fedavg"])
-def test_with_a_running_clock_no_file_holds_a_time(
-    federation_of: Federation, monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
+def test_with_a_running_clock_no_file_holds_a_time(federation_of: Federation, method: str) -> None:
     """The clock of the machine, whatever it is read with."""
     path = federation_of.run(method, 3, name="shared")
     run = RunDirectory.open(path)

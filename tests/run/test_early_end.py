@@ -45,11 +45,7 @@ def planned(federation: Builder, settings: Any, tmp_path: Path) -> dict[str, flo
     ],
 )
 def test_whoever_ends_the_rounds_leaves_the_cost_of_all(
-    federation: Builder,
-    config: Builder,
-    tmp_path: Path,
-    given: dict[str, Any],
-    capsys: pytest.CaptureFixture[str],
+    federation: Builder, config: Builder, tmp_path: Path, given: dict[str, Any]
 ) -> None:
     common = {"num_rounds": 5, "num_users": 12, "min_users": 0, **given}
 

@@ -17,7 +17,6 @@ from flwr.app import (
     Context,
     Error,
     Message,
-    MetricRecord,
     RecordDict,
 )
 
@@ -97,11 +96,9 @@ class TestMisbehavingNodes:
         strategy.start(federation(tamper=tamper))
         return strategy, lines(strategy.run.metrics_file)[0]
 
-    def answer(
-        self, request: Message, total: Any, num_users: Any = 6, name: str = "total"
-    ) -> list[Message]:
+    def answer(self, request: Message, total: Any, num_users: Any = 6) -> list[Message]:
         arrays = ArrayRecord()
-        arrays[name] = Array(np.asarray(total))
+        arrays["total"] = Array(np.asarray(total))
         content = RecordDict(
             {"privsyn.answer": arrays, "privsyn.cohort": ConfigRecord({"num_users": num_users})}
         )
@@ -160,17 +157,20 @@ class TestMisbehavingNodes:
         assert strategy.released[0].num_users == 6
         assert strategy.run.status == "finished"
 
-    def test_extra_records_are_refused(self, federation: Builder, config: Builder) -> None:
+    @pytest.mark.parametrize(
+        ("record", "reason"), [("metrics", "unexpected records"), ("privsyn.answer", "no answer")]
+    )
+    def test_other_records_are_refused(
+        self, federation: Builder, config: Builder, record: str, reason: str
+    ) -> None:
         def chatty(request: Message, reply: Message) -> list[Message]:
-            reply.content["metrics"] = MetricRecord({"loss": 0.3})
+            reply.content[record] = ArrayRecord()
             return [reply]
 
         _, metrics = self.run(federation, config, chatty)
-        assert metrics["rejected: unexpected records"] == 1
+        assert metrics[f"rejected: {reason}"] == 1
 
-    def test_errors_missing_and_second_replies_are_counted(
-        self, federation: Builder, config: Builder, tmp_path: Path
-    ) -> None:
+    def test_missing_replies_are_counted(self, federation: Builder, config: Builder) -> None:
         _, lost = self.run(federation, config, lambda request, reply: [])
         assert (lost["missing"], lost["answers"], lost["num_users"]) == (1, 1, 6)
 

@@ -472,7 +472,7 @@ class TestSettings:
         assert not strategy.run.ledger_file.exists()
 
 
-def test_the_owner_of_a_node_allows_a_tokenizer_with_its_model(tmp_path: Path) -> None:
+def test_the_owner_of_a_node_allows_a_tokenizer_with_its_model() -> None:
     """A model that may be trained may be counted in, as one that may embed may."""
     guard = NodeGuard(NodePolicy(dataset="d", trained_models={"mine": ""}), {})
     assert guard.trains("mine")
