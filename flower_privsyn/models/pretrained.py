@@ -13,6 +13,7 @@ from flower_privsyn.checks import check_choice
 from flower_privsyn.errors import ModelError
 from flower_privsyn.models.hub import download
 from flower_privsyn.models.library import failures_as, import_extra, quiet_transformers, without_gc
+from flower_privsyn.models.threads import computing
 
 if TYPE_CHECKING:
     import torch
@@ -265,7 +266,9 @@ def _folder_and_library(name: str | Path) -> tuple[str, Any]:
     """The folder of a model, downloaded if it is on the hub, and the module `transformers`."""
     # Names first: importing PyTorch takes seconds, and a wrong name needs none of it.
     resolved = model_folder(name)
-    import_extra("torch", needed_by="a language model", extra="server")
+    torch = import_extra("torch", needed_by="a language model", extra="server")
+    # PyTorch knows of neither the variable nor the share of a core's time.
+    torch.set_num_threads(computing())
     return resolved, import_extra("transformers", needed_by="a language model", extra="server")
 
 

@@ -14,6 +14,7 @@ import torch
 
 from flower_privsyn.environment import THREADS
 from flower_privsyn.models import threads
+from flower_privsyn.models.pretrained import load_pretrained
 
 
 def test_the_share_of_a_group_bounds_the_cores(
@@ -51,6 +52,12 @@ def test_each_piece_of_work_is_computed_by_one_thread(
     pieces = list(range(2 * used))
     assert list(threads.side_by_side(work, pieces)) == [(piece, 1) for piece in pieces]
     assert torch.get_num_threads() == 3
+
+
+def test_a_model_computes_on_no_more(three: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(THREADS, "2")
+    load_pretrained("privsyn-tiny", kind="causal", dtype="float32", device="cpu")
+    assert torch.get_num_threads() == 2
 
 
 def test_whoever_imports_the_package_has_threads_that_sleep() -> None:
