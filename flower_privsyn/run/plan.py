@@ -37,13 +37,7 @@ def plan_of(method: Method, settings: PrivateSumConfig, *, population: int) -> P
     phases = method.phases(population)
     if phases is None:
         phases = (settings.phase(population, asks=method.queries),)
-    plan = Plan(
-        phases=phases,
-        delta=settings.delta,
-        relation=NeighboringRelation(settings.relation),
-        accountant=settings.accountant,
-        max_nodes_per_user=settings.max_nodes_per_user,
-    )
+    plan = settings.plan(phases)
     if plan.rounds != settings.num_rounds:
         listed = ", ".join(f"{phase.rounds} of {phase.name}" for phase in phases)
         raise ConfigError(

@@ -29,6 +29,7 @@ from flower_privsyn.privacy import (
     FullParticipation,
     NeighboringRelation,
     Phase,
+    Plan,
     PoissonSampling,
     Release,
     Sampling,
@@ -402,6 +403,20 @@ class PrivateSumConfig(Settings):
             sampling=self.sampling_of(population),
             asks=asks,
             noise_multiplier=self.noise_multiplier,
+        )
+
+    def plan(self, phases: tuple[Phase, ...]) -> Plan:
+        """Phases under the budget's terms, as these settings have them.
+
+        Args:
+            phases: of the run, or some of them.
+        """
+        return Plan(
+            phases=phases,
+            delta=self.delta,
+            relation=NeighboringRelation(self.relation),
+            accountant=self.accountant,
+            max_nodes_per_user=self.max_nodes_per_user,
         )
 
     def required_users(self, sampling: Sampling) -> int:

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 from annotated_types import Ge, Gt, Le, Lt
 
 from flower_privsyn.errors import ConfigError
-from flower_privsyn.privacy import FullParticipation, NeighboringRelation, Phase, Plan
+from flower_privsyn.privacy import FullParticipation, Phase
 from flower_privsyn.strategies._training import FederatedTraining
 from flower_privsyn.strategies.dp_ftrl import DPFTRLConfig
 
@@ -81,14 +81,7 @@ class ReleaseThenTraining(FederatedTraining):
                     f"noise-multiplier = {config.noise_multiplier:g} needs first-noise-multiplier "
                     "beside it: without an epsilon there is nothing to share"
                 )
-            alone = Plan(
-                phases=(everybody,),
-                delta=config.delta,
-                relation=NeighboringRelation(config.relation),
-                accountant=config.accountant,
-                max_nodes_per_user=config.max_nodes_per_user,
-            )
-            multiplier = alone.calibrated_multiplier(config.epsilon)
+            multiplier = config.plan((everybody,)).calibrated_multiplier(config.epsilon)
             everybody = replace(
                 everybody, noise_multiplier=multiplier / math.sqrt(config.first_share)
             )
