@@ -133,22 +133,19 @@ def first_replies(
     seen: set[int] = set()
     for reply in replies:
         node = reply.metadata.src_node_id
-        if node not in asked:
-            if reply.has_error():
-                # Flower's own word about a node that is gone, or whose reply is.
-                unreachable += 1
-                counts[wire.words_of(reply.error.code)] += 1
-            else:
-                counts["rejected: not asked"] += 1
-            continue
         if node in seen:
             counts["rejected: second reply"] += 1
             continue
-        seen.add(node)
+        if node in asked:
+            seen.add(node)
         if reply.has_error():
+            # Of none that was asked: Flower's own word about a node that is gone, or its reply.
+            unreachable += node not in asked
             counts[wire.words_of(reply.error.code)] += 1
-            continue
-        yield reply
+        elif node in asked:
+            yield reply
+        else:
+            counts["rejected: not asked"] += 1
     counts["missing"] = max(0, len(asked) - len(seen) - unreachable)
 
 
@@ -418,8 +415,7 @@ class Secure:
                 take(node, reply)
             except (wire.WireError, ProtocolError) as error:
                 # A sentence about a node may name it: the run directory gets the kind alone.
-                told = "a reply of node %d is left out: %s"
-                logger.warning(told, node, error)
+                logger.warning("a reply of node %d is left out: %s", node, error)
                 told = str(error) if isinstance(error, wire.WireError) else "breaks the protocol"
                 counts[f"rejected: {told}"] += 1
 
