@@ -42,6 +42,7 @@ from flower_privsyn.files import default_cache_directory, own_folder, remove_old
 from flower_privsyn.messages import wire
 from flower_privsyn.models.trainable import TrainableModel
 from flower_privsyn.queries import Cohort
+from flower_privsyn.queries.query import public_embedding
 from flower_privsyn.run_config import unfolded
 
 logger = logging.getLogger("flower_privsyn.client")
@@ -229,7 +230,8 @@ class Prepared:
     def stored(cls, stored: StoredRecords) -> Prepared:
         """Those on the disk; neither text nor model is read."""
         cohort = Cohort(stored.records, stored.owners, len(stored.user_ids), stored.labels)
-        records, dimension = FixedRecords(cohort), stored.records.shape[1]
+        dimension = stored.records.shape[1]
+        records = FixedRecords(cohort, public_embedding(dimension))
         return cls(records, stored.user_ids, stored.fingerprint, dimension)
 
 

@@ -78,19 +78,16 @@ class FixedRecords:
 
     Attributes:
         cohort: all users of the node.
-        example: a public record, where a record is no embedding.
+        example: a public record.
     """
 
     cohort: Cohort
-    example: str | npt.NDArray[np.int64] | None = None
+    example: str | npt.NDArray[np.int64] | npt.NDArray[np.float32]
 
     @property
     def public_cohorts(self) -> tuple[Cohort, ...]:
         """One user without records, and one with a public one, of the first class if any."""
-        labelled = self.cohort.labels is not None
-        if self.example is not None:
-            return public_cohorts(self.example, labelled=labelled)
-        return public_cohorts(public_embedding(self.cohort.records.shape[1]), labelled=labelled)
+        return public_cohorts(self.example, labelled=self.cohort.labels is not None)
 
     def cohorts(
         self,
@@ -131,7 +128,8 @@ class EmbeddingSource:
         usable = np.asarray(np.isfinite(records).all(axis=1))  # (n,)
         note_left_out(user_ids, samples.owners[~usable])
         cohort = Cohort(records, samples.owners, len(user_ids), samples.labels)
-        return FixedRecords(cohort if usable.all() else cohort.rows(usable))
+        kept = cohort if usable.all() else cohort.rows(usable)
+        return FixedRecords(kept, public_embedding(records.shape[1]))
 
     def vectors(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
         """Embed texts, each distinct one once in the life of the store; (n, dimension).

@@ -20,9 +20,7 @@ def embedder_of(config: PrivateSumConfig, given: Embedder | None) -> Embedder:
             embedding.
         MissingExtraError: what it needs is not installed.
     """
-    found = given
-    if found is None:
-        found = load_embedder(config.embedding_model, precision=config.embedding_precision)
+    found = given or load_embedder(config.embedding_model, precision=config.embedding_precision)
     require_batch_invariance(found)
     return found
 
