@@ -257,8 +257,7 @@ def within_limits(users: Users, *, seed: int) -> Users:
         users = replace(users, unusable=None)
     lengths = np.array([len(text) for text in users.texts], dtype=np.int64)
     keep = lengths <= MAX_DOCUMENT_CHARACTERS
-    if not keep.all():
-        skipping.note(users.owners_of(~keep), records=int((~keep).sum()))
+    users.note_left_out(~keep)
     documents = np.bincount(users.owners[keep], minlength=len(users))
     characters = np.bincount(users.owners, lengths * keep, minlength=len(users))
     heavy = (documents > MAX_DOCUMENTS) | (characters > MAX_CHARACTERS)

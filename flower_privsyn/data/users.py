@@ -173,13 +173,15 @@ class Users:
         rows = np.flatnonzero(keep)
         return replace(self, owners=self.owners[rows], **self._columns(rows.tolist()))
 
-    def owners_of(self, mask: NDArray[np.bool_]) -> list[str]:
-        """The ids of those who wrote some of the documents, each once.
+    def note_left_out(self, mask: NDArray[np.bool_]) -> None:
+        """Count documents that are left out, and who wrote them, as `skipping` counts.
 
         Args:
             mask: bool (n,), which.
         """
-        return [self.user_ids[user] for user in np.unique(self.owners[mask]).tolist()]
+        if mask.any():
+            users = np.unique(self.owners[mask]).tolist()
+            skipping.note([self.user_ids[user] for user in users], records=int(mask.sum()))
 
     def _columns(self, rows: list[int]) -> dict[str, Any]:
         """What is held of some documents, besides whose they are."""
@@ -221,9 +223,7 @@ class Users:
         first = parse_min_date(day)
         if self.dates is None:
             raise DataError(_UNDATED)
-        undated = np.array([dated is None for dated in self.dates], dtype=np.bool_)
-        if undated.any():
-            skipping.note(self.owners_of(undated), records=int(undated.sum()))
+        self.note_left_out(np.array([dated is None for dated in self.dates], dtype=np.bool_))
         keep = [dated is not None and dated >= first for dated in self.dates]
         return self.only(np.array(keep, dtype=np.bool_))
 
@@ -242,8 +242,7 @@ class Users:
         if self.labels is None:
             raise DataError(_UNLABELLED)
         keep = np.array([label in classes for label in self.labels], dtype=np.bool_)
-        if not keep.all():
-            skipping.note(self.owners_of(~keep), records=int((~keep).sum()))
+        self.note_left_out(~keep)
         return self.only(keep)
 
     def check_documents(self) -> None:
