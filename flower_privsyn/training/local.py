@@ -206,11 +206,6 @@ class LocalModel:
             for parameter, piece in zip(self._others, torch.split(values, sizes), strict=True):
                 parameter.copy_(piece.view_as(parameter))
 
-    @property
-    def predicted(self) -> int:
-        """How many tokens its output has a number for; as many as there are, or more."""
-        return int(self._model.get_output_embeddings().weight.shape[0])
-
     def set_bias(self, bias: LogitBias | None) -> None:
         """Give the logits a bias, which is added in training and not trained; None for none.
 

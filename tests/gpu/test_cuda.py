@@ -18,6 +18,7 @@ from flower_privsyn.generation.transformers_backend import TransformersGenerator
 from flower_privsyn.models.bias import LogitBias, bigram_table
 from flower_privsyn.models.trainable import TrainableModel
 from flower_privsyn.training import preference
+from flower_privsyn.training.bias import load_plain
 from flower_privsyn.training.causal import CausalTraining, fine_tune
 from flower_privsyn.training.distillation import Distillation
 from flower_privsyn.training.local import LocalModel
@@ -35,7 +36,7 @@ TEXTS = (
 
 
 def vocabulary(model: str) -> int:
-    return LocalModel(TrainableModel(name=model), device="cpu").predicted
+    return int(load_plain(model)[0].get_output_embeddings().weight.shape[0])
 
 
 def some_bias(size: int) -> LogitBias:

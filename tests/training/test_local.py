@@ -288,11 +288,11 @@ class TestWhatIsTrained:
         self, folder: Path, texts: list[str], tmp_path: Path, pairs: bool
     ) -> None:
         """What is trained is what Transformers trains inside the model with the bias around it."""
-        from flower_privsyn.training.bias import save_biased
+        from flower_privsyn.training.bias import load_plain, save_biased
         from flower_privsyn.training.tokens import first_token
 
-        model = local(folder)
-        size, random = model.predicted, np.random.default_rng(4)
+        model, random = local(folder), np.random.default_rng(4)
+        size = int(load_plain(folder)[0].get_output_embeddings().weight.shape[0])
         of_pairs = None
         if pairs:
             first, second = divmod(random.choice(size**2, 500, replace=False), size)
