@@ -27,12 +27,7 @@ from flower_privsyn.evaluation.classification import (
     logistic_regression,
 )
 from flower_privsyn.evaluation.copies import CopyRates, copy_rates
-from flower_privsyn.evaluation.distribution import (
-    FrechetDistance,
-    Mauve,
-    frechet_distance,
-    mauve,
-)
+from flower_privsyn.evaluation.distribution import FrechetDistance, Mauve, frechet_distance, mauve
 from flower_privsyn.evaluation.language_model import (
     LanguageModelEvaluation,
     evaluate_language_model,

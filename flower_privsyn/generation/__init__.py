@@ -5,20 +5,12 @@ Nothing here ever sees private text, but for what a comparison measures without 
 `models` and `privacy`; no room of a client imports it.
 """
 
-from flower_privsyn.generation.backends import (
-    SamplingParameters,
-    TextGenerator,
-    rehearse,
-)
+from flower_privsyn.generation.backends import SamplingParameters, TextGenerator, rehearse
 from flower_privsyn.generation.expand import Expand
 from flower_privsyn.generation.generators import load_generator, load_trained_generator
 from flower_privsyn.generation.openai_backend import OpenAIGenerator
 from flower_privsyn.generation.prompted import ByInstruction
-from flower_privsyn.generation.prompts import (
-    Prompt,
-    load_instruction,
-    load_prompt,
-)
+from flower_privsyn.generation.prompts import load_instruction, load_prompt
 from flower_privsyn.generation.transformers_backend import TransformersGenerator
 from flower_privsyn.generation.variation import MaskFill, Variation
 
@@ -27,7 +19,6 @@ __all__ = [
     "Expand",
     "MaskFill",
     "OpenAIGenerator",
-    "Prompt",
     "SamplingParameters",
     "TextGenerator",
     "TransformersGenerator",

@@ -83,8 +83,16 @@ def unusable(text: str, *, known: Container[str], examples: Container[str] = ())
     return next((reason for reason, holds in reasons.items() if holds), "")
 
 
+@dataclass(frozen=True, kw_only=True)
 class _PromptFile(Settings):
     """What a JSON file holds under the names of the fields."""
+
+    name: str
+    """The short name."""
+    description: str = ""
+    """What it is for."""
+    reference: str = ""
+    """Where it comes from."""
 
     _noun: ClassVar = "prompt setting"
 
@@ -116,8 +124,6 @@ class Prompt(_PromptFile):
         LLMs", ICML 2024, figure 3.
     """
 
-    name: str
-    """The short name of the prompt."""
     heading: str
     """One line; ``{num_samples}`` is replaced by the number below, ``{domain}`` by what the texts
     are.
@@ -130,10 +136,6 @@ class Prompt(_PromptFile):
     """What is said, as the system's message, to a chat model that gets the prompt as a message; not
     said to one that goes on with it.
     """
-    description: str = ""
-    """What the prompt is for."""
-    reference: str = ""
-    """Where the format comes from."""
 
     def __post_init__(self) -> None:
         """Check every value."""
@@ -233,8 +235,6 @@ class Instruction(_PromptFile):
         ConfigError: A value is missing or empty, or a placeholder is unknown or in a wrong place.
     """
 
-    name: str
-    """The short name."""
     purpose: Literal["variation", "beginning"]
     """``"variation"`` of a text, which holds ``{text}`` or ``{blanked}``; or ``"beginning"``, where
     there was no text, which holds neither.
@@ -251,10 +251,6 @@ class Instruction(_PromptFile):
     """What to draw ``{style}`` from."""
     stop: tuple[str, ...] = ()
     """Strings that end the answer of a base model."""
-    description: str = ""
-    """What it is for."""
-    reference: str = ""
-    """Where it comes from."""
 
     def __post_init__(self) -> None:
         """Check every value."""

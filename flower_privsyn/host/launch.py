@@ -25,13 +25,7 @@ from flower_privsyn import files
 from flower_privsyn.checks import check_whole
 from flower_privsyn.environment import RESUME, RUN_DIRECTORY, WORKING_DIRECTORY
 from flower_privsyn.errors import ConfigError, MissingExtraError, RunDirectoryError
-from flower_privsyn.host.app import (
-    App,
-    ConfigValue,
-    load_app,
-    read_settings,
-    resolve_config,
-)
+from flower_privsyn.host.app import App, ConfigValue, load_app, read_settings, resolve_config
 from flower_privsyn.models.threads import most_threads
 from flower_privsyn.run import RunDirectory
 from flower_privsyn.run.directory import (

@@ -4,12 +4,7 @@ May import no other room: it knows no messages, no models and no text, neither F
 The accountant library is imported on first use.
 """
 
-from flower_privsyn.privacy.accounting import (
-    Release,
-    ReleaseSpec,
-    both_epsilons,
-    release_epsilon,
-)
+from flower_privsyn.privacy.accounting import Release, ReleaseSpec, both_epsilons, release_epsilon
 from flower_privsyn.privacy.correlated_noise import CorrelatedNoise, Correlation
 from flower_privsyn.privacy.factorisation import (
     BandedToeplitz,

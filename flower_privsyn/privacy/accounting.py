@@ -35,10 +35,7 @@ from flower_privsyn.checks import (
 )
 from flower_privsyn.errors import ConfigError
 from flower_privsyn.privacy.correlated_noise import Correlation
-from flower_privsyn.privacy.mechanisms import (
-    GaussianMechanism,
-    NeighboringRelation,
-)
+from flower_privsyn.privacy.mechanisms import GaussianMechanism, NeighboringRelation
 from flower_privsyn.privacy.sampling import (
     CyclicSampling,
     FixedSizeSampling,

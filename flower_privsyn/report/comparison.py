@@ -9,13 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from flower_privsyn.report.numbers import (
-    bytes_text,
-    counted,
-    epsilon_text,
-    number,
-    whole,
-)
+from flower_privsyn.report.numbers import bytes_text, counted, epsilon_text, number, whole
 
 #: Columns: heading, and the text of a row's field.
 Column = tuple[str, Callable[[Mapping[str, Any]], str]]

@@ -12,13 +12,7 @@ from typing import Any
 
 from flower_privsyn.evaluation.result import STAMP
 from flower_privsyn.report.figures import spending
-from flower_privsyn.report.numbers import (
-    bytes_text,
-    counted,
-    epsilon_text,
-    number,
-    whole,
-)
+from flower_privsyn.report.numbers import bytes_text, counted, epsilon_text, number, whole
 from flower_privsyn.report.summary import RunSummary
 from flower_privsyn.run.directory import TRAINED_MODEL
 
