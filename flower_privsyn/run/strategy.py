@@ -438,10 +438,9 @@ class PrivateSumStrategy(Strategy):
 
     def _arrays(self, rounds: KeptRounds) -> ArrayRecord | None:
         """What the next round is asked of; after the last one what the method has learnt."""
-        question = rounds.question
-        return (
-            self._learnt(rounds.state) if question is None else broadcast_of(question, self.config)
-        )
+        if (question := rounds.question) is None:
+            return self._learnt(rounds.state)
+        return broadcast_of(question, self.config)
 
     def _learnt(self, state: State) -> ArrayRecord | None:
         """What the method has learnt, as it travels; None where that is no arrays."""

@@ -81,9 +81,8 @@ class ReleaseThenTraining(FederatedTraining):
                     f"noise-multiplier = {config.noise_multiplier:g} needs first-noise-multiplier "
                     "beside it: without an epsilon there is nothing to share"
                 )
-            multiplier = config.plan((everybody,)).calibrated_multiplier(config.epsilon)
-            everybody = replace(
-                everybody, noise_multiplier=multiplier / math.sqrt(config.first_share)
-            )
+            alone = config.plan((everybody,)).calibrated_multiplier(config.epsilon)
+            shared = alone / math.sqrt(config.first_share)
+            everybody = replace(everybody, noise_multiplier=shared)
         training = config.phase(population, asks=tuple(updates), rounds=config.num_rounds - 1)
         return everybody, replace(training, name="training")
