@@ -403,7 +403,7 @@ class _Node:
             raise ClientError(
                 wire.ClientErrorCode.UNKNOWN_QUERY,
                 f"the run asks {', '.join(sorted(unknown))}, which this client app does not "
-                f"answer: install the server's flower-privsyn here, or the package with the "
+                "answer: install the server's flower-privsyn here, or the package with the "
                 f"entry point in flower_privsyn.queries{hint}",
             )
         return found

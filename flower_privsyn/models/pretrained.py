@@ -267,7 +267,7 @@ def _folder_and_library(name: str | Path) -> tuple[str, Any]:
     # Names first: importing PyTorch takes seconds, and a wrong name needs none of it.
     resolved = model_folder(name)
     torch = import_extra("torch", needed_by="a language model", extra="server")
-    # PyTorch knows of neither the variable nor the share of a core's time.
+    # PyTorch would take all cores, whatever `PRIVSYN_THREADS` and the process's share of them say.
     torch.set_num_threads(computing())
     return resolved, import_extra("transformers", needed_by="a language model", extra="server")
 

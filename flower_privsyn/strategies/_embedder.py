@@ -20,9 +20,10 @@ def embedder_of(config: PrivateSumConfig, given: Embedder | None) -> Embedder:
             embedding.
         MissingExtraError: what it needs is not installed.
     """
-    found = given or load_embedder(config.embedding_model, precision=config.embedding_precision)
-    require_batch_invariance(found)
-    return found
+    if given is None:
+        given = load_embedder(config.embedding_model, precision=config.embedding_precision)
+    require_batch_invariance(given)
+    return given
 
 
 def embeddings_by(embedder: Embedder) -> RecordSource:
